@@ -1,0 +1,1 @@
+"""A deep-learning framework whose compiler is fast twice."""

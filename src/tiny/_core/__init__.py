@@ -1,0 +1,1 @@
+"""The native engine: nodes, matching, integer expressions, index functions, launching. No policy."""

@@ -1,0 +1,79 @@
+"""What nodes carry in `arg`: small immutable records, compared by type and content."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Any, NamedTuple
+
+from tiny._core.ops import Ops
+
+
+class AxisType(IntEnum):
+    """What a loop axis is turned into."""
+
+    GLOBAL = 0
+    THREAD = 1
+    LOCAL = 2
+    WARP = 3
+    LOOP = 4
+    GROUP_REDUCE = 5
+    REDUCE = 6
+    UPCAST = 7
+    UNROLL = 8
+    VEC = 9
+
+    def __repr__(self) -> str:
+        return f"AxisType.{self.name}"
+
+
+class BufferArg(NamedTuple):
+    """A piece of memory: a number unique in the process, its shape, its device's name."""
+
+    uid: int
+    shape: tuple[int, ...]
+    device: str
+
+
+class ParamArg(NamedTuple):
+    """The `slot`-th buffer of a kernel, with the shape by which it is indexed."""
+
+    slot: int
+    shape: tuple[int, ...]
+
+
+class ReduceArg(NamedTuple):
+    """How a REDUCE combines (ADD, MUL or MAX), and along which axes of a tensor."""
+
+    op: Ops
+    axes: tuple[int, ...]
+
+
+class RangeArg(NamedTuple):
+    """The number of a loop axis, unique in its kernel, and its kind."""
+
+    axis: int
+    kind: AxisType
+
+
+class VarArg(NamedTuple):
+    """A variable: its name and its bounds, both inclusive."""
+
+    name: str
+    vmin: int
+    vmax: int
+
+
+class RegArg(NamedTuple):
+    """A register: its number and its lanes (1 for a scalar)."""
+
+    slot: int
+    lanes: int
+
+
+class KernelInfo(NamedTuple):
+    """What a kernel is called, the kinds of its axes and the Opts applied or asked for."""
+
+    name: str = "kernel"
+    axis_types: tuple[AxisType, ...] = ()
+    applied_opts: tuple[Any, ...] = ()
+    opts_to_apply: tuple[Any, ...] | None = None

@@ -1,0 +1,413 @@
+"""`UOp`, the node of every graph, with what users and passes build and ask of it.
+
+The names and constructor signatures are tinygrad 0.14.0's; the engine below is `tiny._core`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tiny._core.args import (
+    AxisType,
+    BufferArg,
+    KernelInfo,
+    ParamArg,
+    RangeArg,
+    ReduceArg,
+    RegArg,
+    VarArg,
+)
+from tiny._core.graph import COMMUTATIVE, ELEMENTWISE, Node, make_node, register_node_class
+from tiny._core.ops import Ops
+from tiny._core.types import DType
+from tiny.dtype import dtypes, least_upper_dtype
+
+__all__ = [
+    "AxisType",
+    "BufferArg",
+    "GroupOp",
+    "KernelInfo",
+    "Ops",
+    "ParamArg",
+    "RangeArg",
+    "ReduceArg",
+    "RegArg",
+    "UOp",
+    "VarArg",
+    "Variable",
+    "resolve",
+    "sint",
+    "sym_infer",
+]
+
+
+class GroupOp:
+    """Sets of operations."""
+
+    Unary = frozenset(
+        {Ops.NEG, Ops.EXP2, Ops.LOG2, Ops.SIN, Ops.SQRT, Ops.RECIPROCAL, Ops.TRUNC}
+    )
+    Ternary = frozenset({Ops.WHERE, Ops.MULACC})
+    Elementwise = ELEMENTWISE
+    ALU = ELEMENTWISE - {Ops.CAST, Ops.BITCAST}
+    Binary = ALU - Unary - Ternary
+    Commutative = COMMUTATIVE
+    Comparison = frozenset({Ops.CMPLT, Ops.CMPNE, Ops.CMPEQ})
+    Associative = frozenset({Ops.ADD, Ops.MUL, Ops.AND, Ops.OR, Ops.MAX})
+    Idempotent = frozenset({Ops.AND, Ops.OR, Ops.MAX})
+    Movement = frozenset({Ops.RESHAPE, Ops.PERMUTE, Ops.EXPAND, Ops.PAD, Ops.SHRINK, Ops.FLIP})
+    Reduce = frozenset({Ops.ADD, Ops.MUL, Ops.MAX})
+    Irreducible = frozenset({Ops.CONST, Ops.DEFINE_VAR, Ops.SPECIAL, Ops.RANGE, Ops.PARAM})
+    Defines = frozenset({Ops.BUFFER, Ops.PARAM, Ops.DEFINE_REG, Ops.DEFINE_LOCAL})
+    All = frozenset(Ops)
+
+
+@register_node_class
+class UOp(Node):
+    """One operation over others: immutable and hash-consed, so that equal means identical.
+
+    `op` says what, `dtype` the element type of the value, `src` its operands, `arg` the static
+    rest, `tag` anything a pass wants to tell nodes apart by. `shape` is () for scalars.
+    TypeError if a source is not a UOp; ValueError if the operands' shapes differ.
+    """
+
+    __slots__ = ()
+
+    def __new__(
+        cls,
+        op: Ops,
+        dtype: DType = dtypes.void,
+        src: tuple[UOp, ...] = (),
+        arg: Any = None,
+        tag: Any = None,
+    ) -> UOp:
+        return make_node(int(op), dtype, tuple(src), arg, tag)
+
+    # ------------------------------------------------------------ building
+
+    @staticmethod
+    def const(b: Any, dtype: DType | None = None) -> UOp:
+        """A scalar constant; without a dtype: bool, weakint or weakfloat after the value."""
+        if dtype is None:
+            dtype = (
+                dtypes.bool
+                if isinstance(b, bool)
+                else dtypes.weakint
+                if isinstance(b, int)
+                else dtypes.weakfloat
+            )
+        return UOp(Ops.CONST, dtype, (), dtype.const(b))
+
+    @staticmethod
+    def variable(name: str, min_val: int, max_val: int, dtype: DType = dtypes.index) -> UOp:
+        """An integer known only at run time, between two bounds, both inclusive."""
+        if min_val > max_val:
+            raise ValueError(f"variable {name!r}: its bounds are empty, {min_val} > {max_val}")
+        return UOp(Ops.DEFINE_VAR, dtype, (), VarArg(name, min_val, max_val))
+
+    def bind(self, value: int) -> UOp:
+        """The variable with a value for this run. ValueError outside its bounds."""
+        if self.op is not Ops.DEFINE_VAR:
+            raise TypeError(f"bind: only a variable takes a value, this is {self.op!r}")
+        if not self.arg.vmin <= value <= self.arg.vmax:
+            raise ValueError(
+                f"bind: {value} is outside [{self.arg.vmin}, {self.arg.vmax}], "
+                f"the bounds of variable {self.arg.name!r}"
+            )
+        return UOp(Ops.BIND, self.dtype, (self, self.const_like(value)))
+
+    def unbind(self) -> tuple[UOp, int]:
+        """The variable and the value of a BIND."""
+        if self.op is not Ops.BIND:
+            raise TypeError(f"unbind: only a bound variable has a value, this is {self.op!r}")
+        return self.src[0], self.src[1].arg
+
+    @staticmethod
+    def range(
+        end: sint, axis_id: int, axis_type: AxisType = AxisType.LOOP, dtype: DType = dtypes.index
+    ) -> UOp:
+        """A loop variable: 0 to end - 1. `axis_id` tells the loops of a kernel apart."""
+        size = end if isinstance(end, UOp) else UOp.const(end, dtype)
+        return UOp(Ops.RANGE, dtype, (size,), RangeArg(axis_id, axis_type))
+
+    @staticmethod
+    def placeholder(shape: tuple[int, ...], dtype: DType, slot: int) -> UOp:
+        """The `slot`-th buffer of a kernel written by hand."""
+        return UOp(Ops.PARAM, dtype, (), ParamArg(slot, tuple(shape)))
+
+    def index(self, *idx: UOp | int, gate: UOp | None = None) -> UOp:
+        """The element of a buffer at an index for each dimension; 0 where the gate is false."""
+        at = tuple(i if isinstance(i, UOp) else UOp.const(i, dtypes.index) for i in idx)
+        return UOp(Ops.INDEX, self.dtype, (self, *at) if gate is None else (self, *at, gate))
+
+    def load(self, gate: UOp | None = None, lanes: int = 1) -> UOp:
+        """The value at an address of a linear program; lanes off by the gate are 0."""
+        return UOp(Ops.LOAD, self.dtype, (self,) if gate is None else (self, gate), lanes)
+
+    def store(self, value: UOp | float, gate: UOp | None = None) -> UOp:
+        """Write a value to this address, register or view."""
+        new = value if isinstance(value, UOp) else self.const_like(value)
+        return UOp(Ops.STORE, dtypes.void, (self, new) if gate is None else (self, new, gate))
+
+    def after(self, *effects: UOp) -> UOp:
+        """This value, once the effects have happened."""
+        return UOp(Ops.AFTER, self.dtype, (self, *effects))
+
+    def end(self, *ranges: UOp) -> UOp:
+        """The end of the bodies of loops."""
+        return UOp(Ops.END, dtypes.void, (self, *ranges))
+
+    @staticmethod
+    def sink(*srcs: UOp | None, arg: Any = None) -> UOp:
+        """Several effects or values as one node."""
+        return UOp(Ops.SINK, dtypes.void, tuple(s for s in srcs if s is not None), arg)
+
+    def reduce(self, *ranges: UOp, arg: Ops = Ops.ADD) -> UOp:
+        """Combine this value over loops, by ADD, MUL or MAX."""
+        return UOp(Ops.REDUCE, self.dtype, (self, *ranges), ReduceArg(arg, ()))
+
+    # ------------------------------------------------------------ arithmetic
+
+    def alu(self, op: Ops, *src: UOp) -> UOp:
+        """An elementwise operation on this and others, dtypes as they are."""
+        if op in GroupOp.Comparison:
+            dtype = dtypes.bool
+        else:
+            dtype = src[-1].dtype if op is Ops.WHERE else self.dtype
+        return UOp(op, dtype, (self, *src))
+
+    def _binop(self, op: Ops, other: Any, reverse: bool) -> UOp:
+        """Operands brought to one dtype, then `alu`. The slow path of the native operators."""
+        if not isinstance(other, UOp):
+            if isinstance(other, bool | int | float):
+                other = UOp.const(other)
+            else:
+                return NotImplemented
+        a, b = (other, self) if reverse else (self, other)
+        dtype = least_upper_dtype(a.dtype, b.dtype)
+        if op is Ops.SUB and dtype in (dtypes.index, dtypes.weakint):
+            return a._to(dtype).alu(Ops.ADD, -b._to(dtype))
+        return a._to(dtype).alu(op, b._to(dtype))
+
+    def _to(self, dtype: DType) -> UOp:
+        """A cast, done at once on a constant without a dtype of its own."""
+        if self.op is Ops.CONST and self.dtype.kind in "wb" and not self.src:
+            return UOp.const(self.arg, dtype)
+        return self.cast(dtype)
+
+    def _less_equal(self, other: Any, reverse: bool) -> UOp:
+        # not "not less": with a NaN every comparison but != is false
+        less = self._binop(Ops.CMPLT, other, reverse)
+        return less if less is NotImplemented else less | self._binop(Ops.CMPEQ, other, reverse)
+
+    def cast(self, dtype: DType) -> UOp:
+        """This value as another dtype."""
+        return self if dtype is self.dtype else UOp(Ops.CAST, dtype, (self,))
+
+    def bitcast(self, dtype: DType) -> UOp:
+        """The bits of this value read as another dtype of the same size."""
+        if dtype.itemsize != self.dtype.itemsize:
+            raise ValueError(
+                f"bitcast: {self.dtype} has {self.dtype.itemsize} bytes and {dtype} has "
+                f"{dtype.itemsize}; cast instead, or view as a dtype of the same size"
+            )
+        return self if dtype is self.dtype else UOp(Ops.BITCAST, dtype, (self,))
+
+    def where(self, x: Any, y: Any) -> UOp:
+        """x where this is true, y elsewhere."""
+        like = x if isinstance(x, UOp) else y
+        if not isinstance(like, UOp):
+            like = UOp.const(x)
+        a = x if isinstance(x, UOp) else like.const_like(x)
+        b = y if isinstance(y, UOp) else like.const_like(y)
+        return UOp(Ops.WHERE, a.dtype, (self, a, b))
+
+    def eq(self, x: Any) -> UOp:
+        """Elementwise ==; `==` itself compares nodes."""
+        return self._binop(Ops.CMPEQ, x, False)
+
+    def ne(self, x: Any) -> UOp:
+        """Elementwise !=."""
+        return self._binop(Ops.CMPNE, x, False)
+
+    def logical_not(self) -> UOp:
+        """True where this is false or zero."""
+        return self._to(dtypes.bool).alu(Ops.CMPNE, UOp.const(True))
+
+    def maximum(self, x: Any) -> UOp:
+        """The larger of two; NaN if one is."""
+        return self._binop(Ops.MAX, x, False)
+
+    def minimum(self, x: Any) -> UOp:
+        """The smaller of two; NaN if one is."""
+        if self.dtype.kind in "f8w" and self.dtype is not dtypes.weakint:
+            return -((-self).maximum(-x))
+        return ~((~self).maximum(~x))
+
+    def __neg__(self) -> UOp:
+        if self.dtype in (dtypes.index, dtypes.weakint):
+            return self * -1
+        return self.logical_not() if self.dtype is dtypes.bool else self.alu(Ops.NEG)
+
+    def __invert__(self) -> UOp:
+        if self.dtype is dtypes.bool:
+            return self.logical_not()
+        return self ^ self.const_like(-1)
+
+    def __truediv__(self, x: Any) -> UOp:
+        return self._binop(Ops.FDIV, x, False)
+
+    def __rtruediv__(self, x: Any) -> UOp:
+        return self._binop(Ops.FDIV, x, True)
+
+    def __bool__(self) -> bool:
+        if self.vmin == self.vmax:
+            return bool(self.vmin)
+        raise TypeError(
+            "the truth of a UOp is not known before it runs; use resolve(x, default), "
+            "or `is` to compare nodes"
+        )
+
+    # ------------------------------------------------------------ asking
+
+    @property
+    def val(self) -> Any:
+        """The value of a constant."""
+        if self.op is not Ops.CONST:
+            raise TypeError(f"only a constant has a value at hand, this is {self.op!r}")
+        return self.arg
+
+    @property
+    def ndim(self) -> int:
+        """How many dimensions the value has."""
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        """How many elements the value has; symbolic sizes count with their upper bound."""
+        return math.prod(int(s.vmax) if isinstance(s, UOp) else s for s in self.shape)
+
+    @property
+    def base(self) -> UOp:
+        """What is left when movement operations are taken off."""
+        node = self
+        while node.op in GroupOp.Movement:
+            node = node.src[0]
+        return node
+
+    @property
+    def device(self) -> str | None:
+        """The device on which the value lives or will be computed; None for constants."""
+        for node in reversed(self.postorder()):
+            if node.op is Ops.BUFFER:
+                return node.arg.device
+            if node.op is Ops.COPY:
+                return node.arg
+        return None
+
+    @property
+    def ranges(self) -> dict[UOp, None]:
+        """The loops that the value depends on: ranges below, less those reduced over."""
+        open_: dict[UOp, dict[UOp, None]] = {}
+        for node in self.postorder():
+            mine: dict[UOp, None] = {node: None} if node.op is Ops.RANGE else {}
+            for s in node.src:
+                mine |= open_[s]
+            if node.op is Ops.REDUCE or node.op is Ops.END:
+                for r in node.src[1:]:
+                    mine.pop(r, None)
+            open_[node] = mine
+        return open_[self]
+
+    def variables(self) -> list[UOp]:
+        """The variables below, sorted by name."""
+        found = [n for n in self.postorder() if n.op is Ops.DEFINE_VAR]
+        return sorted(found, key=lambda v: v.arg.name)
+
+    def split_uop(self, sep: Ops) -> list[UOp]:
+        """The operands of a chain of one operation: those of a sum, say."""
+        found, stack = [], [self]
+        while stack:
+            node = stack.pop()
+            if node.op is sep:
+                stack.extend(reversed(node.src))
+            else:
+                found.append(node)
+        return found
+
+    def sym_infer(self, var_vals: dict[str, int]) -> int:
+        """The value of an integer expression, its variables given by name."""
+        return sym_infer(self, var_vals)
+
+
+Variable = UOp
+sint = int | UOp
+
+
+def resolve(x: bool | UOp, default: bool = True) -> bool:
+    """The truth of a condition if its bounds decide it, else `default`."""
+    if not isinstance(x, UOp):
+        return bool(x)
+    if x.dtype is not dtypes.bool:
+        raise TypeError(f"resolve: a condition is bool, got {x.dtype}")
+    return bool(x.vmin) if x.vmin == x.vmax else default
+
+
+def _shift_left(a: int, b: int) -> int:
+    return a << b if 0 <= b < 64 else 0
+
+
+def _shift_right(a: int, b: int) -> int:
+    return a >> min(b, 64) if b >= 0 else 0
+
+
+_INTEGER_OPS: dict[Ops, Callable[..., Any]] = {
+    Ops.ADD: lambda a, b: a + b,
+    Ops.SUB: lambda a, b: a - b,
+    Ops.MUL: lambda a, b: a * b,
+    Ops.NEG: lambda a: -a,
+    Ops.FLOORDIV: lambda a, b: a // b if b else 0,
+    Ops.FLOORMOD: lambda a, b: a % b if b else 0,
+    Ops.SHL: _shift_left,
+    Ops.SHR: _shift_right,
+    Ops.MAX: max,
+    Ops.CMPLT: lambda a, b: a < b,
+    Ops.CMPNE: lambda a, b: a != b,
+    Ops.CMPEQ: lambda a, b: a == b,
+    Ops.AND: lambda a, b: a & b,
+    Ops.OR: lambda a, b: a | b,
+    Ops.XOR: lambda a, b: a ^ b,
+    Ops.WHERE: lambda c, a, b: a if c else b,
+    Ops.CAST: lambda a: a,
+}
+
+
+def sym_infer(x: int | UOp, var_vals: dict[str, int]) -> int:
+    """The value of an integer expression, its variables given by name.
+
+    KeyError if a variable has no value; TypeError if the expression is not one of integers.
+    """
+    if not isinstance(x, UOp):
+        return x
+    values: dict[UOp, Any] = {}
+    for node in x.postorder():
+        if node.op is Ops.CONST:
+            values[node] = node.arg
+        elif node.op is Ops.BIND:
+            values[node] = values[node.src[1]]
+        elif node.op is Ops.DEFINE_VAR:
+            values[node] = var_vals.get(node.arg.name)
+        elif (compute := _INTEGER_OPS.get(node.op)) is not None:
+            values[node] = node.dtype.const(compute(*_known(node.src, values)))
+        else:
+            raise TypeError(f"sym_infer: {node.op!r} is not integer arithmetic")
+    return _known((x,), values)[0]
+
+
+def _known(nodes: Sequence[UOp], values: dict[UOp, Any]) -> list[Any]:
+    for node in nodes:
+        if values[node] is None:
+            raise KeyError(f"variable {node.arg.name!r} has no value")
+    return [values[node] for node in nodes]
