@@ -7,7 +7,9 @@ when it dies. Nothing here recurses on the depth of a graph.
 cimport cython
 from cpython.bool cimport PyBool_Check
 from cpython.float cimport PyFloat_AS_DOUBLE, PyFloat_CheckExact
-from cpython.long cimport PyLong_AsLongLongAndOverflow, PyLong_Check, PyLong_CheckExact
+from cpython.long cimport (
+    PyLong_AsLong, PyLong_AsLongLongAndOverflow, PyLong_Check, PyLong_CheckExact,
+)
 from cpython.ref cimport Py_INCREF, PyTypeObject
 from cpython.tuple cimport (
     PyTuple_Check, PyTuple_CheckExact, PyTuple_GET_ITEM, PyTuple_GET_SIZE, PyTuple_New,
@@ -73,6 +75,7 @@ cdef extern from *:
 # Bounds at or beyond this are "unknown": sums of two of them still fit an int64.
 cdef int64_t LIMIT = <int64_t>1 << 62
 
+cdef object OPS_TYPE = Ops
 cdef list OPS_BY_CODE = [None] * OP_COUNT
 for _op in Ops:
     OPS_BY_CODE[int(_op)] = _op
@@ -870,7 +873,7 @@ cdef object _vectorcall(PyObject *type_, PyObject **args, size_t nargsf, PyObjec
         if slot[k] != NULL:
             raise TypeError(f"UOp got {name!r} twice")
         slot[k] = args[given + i]
-    if slot[0] == NULL or not isinstance(<object>slot[0], Ops):
+    if slot[0] == NULL or <PyObject *>type_of(slot[0]) != <PyObject *>OPS_TYPE:
         raise TypeError("UOp needs an op, a member of Ops, "
                         f"got {'nothing' if slot[0] == NULL else repr(<object>slot[0])}")
     if slot[1] == NULL:
@@ -886,9 +889,9 @@ cdef object _vectorcall(PyObject *type_, PyObject **args, size_t nargsf, PyObjec
         if not PyTuple_CheckExact(src):
             src = tuple(src)
         for i in range(PyTuple_GET_SIZE(src)):
-            if not isinstance(<object>PyTuple_GET_ITEM(src, i), Node):
+            if type_of(<PyObject *>PyTuple_GET_ITEM(src, i)) != <PyTypeObject *>node_class:
                 raise TypeError(f"UOp needs UOps as sources, got {src[i]!r} at position {i}")
-    return make(<int>int(<object>slot[0]), <DType>dtype, <tuple>src,
+    return make(<int>PyLong_AsLong(<object>slot[0]), <DType>dtype, <tuple>src,
                 None if slot[3] == NULL else <object>slot[3],
                 None if slot[4] == NULL else <object>slot[4])
 
