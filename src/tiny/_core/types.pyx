@@ -1,6 +1,7 @@
 """The class of dtypes. The dtypes themselves and promotion are in `tiny.dtype`."""
 
 cdef dict _by_name = {}
+cdef object ONE = 1  # a Python int: 1 << 63 overflows as a C int
 
 # the range in which exact integers (index, weakint) have known bounds
 cdef int64_t EXACT_LIMIT = <int64_t>1 << 62
@@ -51,7 +52,7 @@ cdef class DType:
         if self.c_kind == b"b":
             return False
         if self.c_integral:
-            return 0 if self.c_kind == b"u" else -(1 << ((64 if self.c_exact else self.bitsize) - 1))
+            return 0 if self.c_kind == b"u" else -ONE << ((64 if self.c_exact else self.bitsize) - 1)
         return -float("inf")
 
     @property
@@ -61,7 +62,7 @@ cdef class DType:
             return True
         if self.c_integral:
             bits = 64 if self.c_exact else self.bitsize
-            return (1 << bits) - 1 if self.c_kind == b"u" else (1 << (bits - 1)) - 1
+            return (ONE << bits) - 1 if self.c_kind == b"u" else (ONE << (bits - 1)) - 1
         return float("inf")
 
     def const(self, value):
@@ -98,9 +99,9 @@ cdef object coerce(DType dtype, object value):
             return value
         if dtype.c_bounded and dtype.c_min <= value <= dtype.c_max:
             return value
-        value &= (1 << dtype.bitsize) - 1
+        value &= (ONE << dtype.bitsize) - 1
         if dtype.c_kind == b"i" and value >> (dtype.bitsize - 1):
-            value -= 1 << dtype.bitsize
+            value -= ONE << dtype.bitsize
         return value
     if dtype.c_kind == b"v":
         raise TypeError("void has no constants")
