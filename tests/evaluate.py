@@ -275,7 +275,8 @@ def shift_left(a: Array, b: Array) -> Array:
 def shift_right(a: Array, b: Array) -> Array:
     width = 8 * a.dtype.itemsize
     inside = (b >= 0) & (b < width)
-    return np.where(inside, np.right_shift(a, np.where(inside, b, 0)), np.where(a < 0, -1, 0))
+    emptied = np.where(a < 0, -1, 0).astype(a.dtype)
+    return np.where(inside, np.right_shift(a, np.where(inside, b, 0)), emptied)
 
 
 def threefry(x: Array, key: Array) -> Array:
