@@ -6,7 +6,7 @@ JOBS ?= 2
 VENV := .venv
 PY := $(abspath $(VENV))/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check -q
-EDITABLE := $(PIP) install --no-build-isolation -e
+INSTALL := $(PIP) install --no-build-isolation -e
 EXTENSIONS := $(wildcard src/tiny/_core/*.pyx src/tiny/_core/*.pxd)
 BUILD_CONFIG := $(VENV)/config-$(or $(TINY_DEBUG_BUILD),0)
 
@@ -60,16 +60,15 @@ $(VENV)/bin/python:
 	    { echo "tiny needs a C compiler: install gcc or clang, or set CC"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 
-$(VENV)/installed: pyproject.toml setup.py | $(VENV)/bin/python
+$(VENV)/tools: pyproject.toml | $(VENV)/bin/python
 	$(PIP) install "setuptools>=77" "cython>=3.1"
-	$(EDITABLE) .
 	touch $@
 
-# a file that changes its name with the kind of build
+# a file whose name changes with the kind of build
 $(BUILD_CONFIG): | $(VENV)/bin/python
 	rm -f $(VENV)/config-* src/tiny/_core/*.so && touch $@
 
-$(VENV)/built: $(VENV)/installed $(BUILD_CONFIG) $(EXTENSIONS)
+$(VENV)/built: setup.py $(VENV)/tools $(BUILD_CONFIG) $(EXTENSIONS)
 	$(PY) setup.py -q build_ext --inplace -j $(JOBS)
 	touch $@
 
@@ -77,6 +76,6 @@ $(VENV)/with-torch: | $(VENV)/bin/python
 	$(PIP) install torch==2.13.0
 	touch $@
 
-$(VENV)/with-%: $(VENV)/installed
-	$(EDITABLE) '.[$*]'
+$(VENV)/with-%: pyproject.toml | $(VENV)/built
+	$(INSTALL) '.[$*]'
 	touch $@

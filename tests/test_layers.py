@@ -160,7 +160,7 @@ IMPORTS = read_imports(Path(tiny.__file__).parent)
 
 
 def test_the_package_is_read():
-    assert len(IMPORTS) > 10
+    assert len(IMPORTS) >= 8
     assert "tiny._core.graph" in IMPORTS["tiny.uop.ops"]
 
 
