@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
-import types
 
 import ml_dtypes
 import numpy as np
@@ -15,10 +15,12 @@ from evaluate import evaluate
 from tiny.codegen.lower.decompose import decompose, lower_division
 from tiny.dtype import DType, _to_np_dtype, dtypes, truncate
 from tiny.uop.ops import BufferArg, Ops, UOp
+from tiny.uop.target import Target
 
 NARROW = (dtypes.float16, dtypes.bfloat16, *dtypes.fp8s)
-BARE = types.SimpleNamespace(native_ops=frozenset(), features=frozenset())
-RICH = types.SimpleNamespace(
+BARE = Target("TEST", "none", frozenset(), 16, frozenset(dtypes.all), frozenset(), 31)
+RICH = dataclasses.replace(
+    BARE,
     native_ops=frozenset({Ops.EXP2, Ops.LOG2, Ops.SIN, Ops.RECIPROCAL, Ops.THREEFRY}),
     features=frozenset({"f16c"}),
 )
@@ -213,6 +215,13 @@ def test_native_operations_stay(op):
     node = x.alu(op, x) if op is Ops.THREEFRY else x.alu(op)
     assert decompose(node, RICH) is node
     assert op not in {n.op for n in decompose(node, BARE).postorder()}
+
+
+def test_sine_of_float32_without_float64_says_what_is_missing():
+    small = dataclasses.replace(BARE, dtypes=BARE.dtypes - {dtypes.float64})
+    x = UOp(Ops.BUFFER, dtypes.float32, (), BufferArg(0, (4,), "TEST"))
+    with pytest.raises(TypeError, match=r"TEST.*float64"):
+        decompose(x.alu(Ops.SIN), small)
 
 
 def test_reciprocal_is_an_exact_division():

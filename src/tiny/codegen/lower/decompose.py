@@ -66,6 +66,11 @@ def _lower_operation(node: UOp, op: Ops, dtype: DType, src: tuple[UOp, ...], tar
     """An operation whose operands are of a dtype that the target computes with."""
     if op not in target.native_ops:
         if op is Ops.SIN:
+            if dtypes.float64 not in target.dtypes:
+                raise TypeError(
+                    f"{target.device}: SIN is made of float64 arithmetic there, which it lacks; "
+                    "compute it on another device"
+                )
             return sin(src[0], largest_magnitude(node.src[0]))
         if (make := _MADE_OF_OTHERS.get(op)) is not None:
             return make(*src)
