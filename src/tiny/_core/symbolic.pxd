@@ -33,9 +33,11 @@ cdef class Form:
     cdef Form copy(self)
 
 cdef Form new_form(DType dtype)
+cdef int64_t residue(int64_t factor, int64_t c, int variant) noexcept nogil
 # floor(x / c) and x - c * floor(x / c) for c > 0; x settled and given up
 cdef Form divide(Form x, int64_t c, int budget)
 cdef Form modulo(Form x, int64_t c, int budget)
+cdef bint recombine(Form f, int budget) except -1
 cdef Node built(Form f)                        # canonical; None where the form failed
 cdef Node simplified(Node root)
 cdef Node less_than_zero(Form f)               # f settled and given up; None where it failed

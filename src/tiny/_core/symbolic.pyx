@@ -430,7 +430,7 @@ cdef inline int64_t gcd(int64_t a, int64_t b) noexcept nogil:
     return a
 
 
-cdef inline int64_t residue(int64_t factor, int64_t c, int variant) noexcept nogil:
+cdef int64_t residue(int64_t factor, int64_t c, int variant) noexcept nogil:
     """One of the numbers congruent to `factor` modulo c: of its sign, not negative, or nearest 0."""
     cdef int64_t r = factor % c  # of the sign of `factor`
     if variant == 0:
@@ -612,6 +612,8 @@ cdef Form divide(Form r, int64_t c, int budget):
             r.constant = floordiv(r.constant, f) + period
             c //= f
             continue
+        if recombine(r, budget):
+            continue
         add_division(q, OP_FLOORDIV, r, c, 1)
         break
     q.settle()
@@ -690,6 +692,8 @@ cdef Form modulo(Form r, int64_t c, int budget):
             c //= f
             scale *= f
             continue
+        if recombine(r, budget):
+            continue
         add_division(out, OP_FLOORMOD, r, c, scale)
         break
     out.settle()
@@ -704,19 +708,20 @@ cdef Py_ssize_t count_remainders(Form f) noexcept:
     return n
 
 
-cdef int recombine(Form f, int budget) except -1:
+cdef bint recombine(Form f, int budget) except -1:
     """m*(x % c) + m*c*(x//c) -> m*x, and m*(x % c) + m*c*((x//c) % k) -> m*(x % (c*k)).
 
-    x//c and (x//c) % k in whatever form they are: all their terms must be there.
+    x//c and (x//c) % k in whatever form they are: all their terms must be there. Returns whether
+    the form has changed.
     """
     cdef Py_ssize_t i, j, n
     cdef int rounds
     cdef int64_t c, m, k, mc
     cdef PyObject *a
     cdef Form x, q, t
-    cdef bint found
+    cdef bint found, changed = False
     if f.count < 2 or f.count > MANY or budget <= 0 or f.failed:
-        return 0
+        return False
     for rounds in range(MANY):
         found = False
         for i in range(f.count):
@@ -737,8 +742,6 @@ cdef int recombine(Form f, int budget) except -1:
                 continue
             if f.holds(q, mc):
                 f.add_form(q, -mc)
-                f.add_multiple(q.constant, mc)
-                f.add_multiple(q.constant, -mc)
                 f.add(a, -m)
                 f.add_form(x, m)
                 found = True
@@ -763,10 +766,11 @@ cdef int recombine(Form f, int budget) except -1:
                 found = True
             if found:
                 f.settle()
+                changed = True
                 break
         if not found or f.failed:
             break
-    return 0
+    return changed
 
 
 # ---------------------------------------------------------------- conditions
@@ -798,6 +802,7 @@ cdef Node less_than_zero(Form f):
     cdef Form inner
     cdef PyObject *atom
     while not f.failed:
+        recombine(f, NESTING)
         if f.bounds(&low, &high):
             if high < 0:
                 return make_bool(True)
@@ -843,6 +848,7 @@ cdef Node equals_zero(Form f, int op):
     """The condition f == 0 or f != 0; None if a number left its range. f is settled, used up."""
     cdef int64_t low, high, g = 0
     cdef Py_ssize_t i
+    recombine(f, NESTING)
     if f.failed:
         return None
     if f.bounds(&low, &high):
