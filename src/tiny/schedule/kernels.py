@@ -1,0 +1,332 @@
+"""From the requests of a plan to kernels: expressions over ranges, one SINK for each store."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from tiny._core.index import apply_movement
+from tiny._core.symbolic import simplify
+from tiny.dtype import DType, dtypes
+from tiny.schedule.graph import (
+    COMPUTE,
+    EFFECT,
+    MEMORY,
+    REDUCE,
+    SCALAR,
+    TRANSFER,
+    VERSION,
+    VIEW,
+    TensorGraph,
+    resolved_arg,
+)
+from tiny.schedule.ranges import (
+    Clauses,
+    Index,
+    Kernel,
+    Loops,
+    Plan,
+    Request,
+    connected,
+)
+from tiny.schedule.sums import closed_sum
+from tiny.schedule.splits import settle_loops
+from tiny.uop.ops import KernelInfo, Ops, ParamArg, ReduceArg, UOp
+
+# Memory as a kernel names it: a cell, and which version of it (0: as stored or handed in).
+Memory = tuple[int, int]
+
+
+@dataclass
+class Access:
+    """One load of a kernel: where, under which clauses."""
+
+    memory: Memory
+    index: Index
+    after: tuple[int, ...] = ()  # STORE cells that must have run, beyond those of the version
+
+
+@dataclass
+class Draft:
+    """A kernel, its buffers not yet bound to slots: `params[k]` is what PARAM k names."""
+
+    cell: int
+    sink: UOp
+    params: list[Memory]
+    device: str
+    reason: str
+    target: Index = ()  # where an assignment writes
+    accesses: list[Access] = field(default_factory=list)
+
+
+class Versions:
+    """Assignments in program order: each STORE makes the next version of its buffer."""
+
+    def __init__(self, g: TensorGraph) -> None:
+        self.writers: dict[int, list[int]] = {}  # by BUFFER cell: its STORE cells, in order
+        self.made_by: dict[int, Memory] = {}  # by STORE cell: what it writes
+        self._seen: dict[int, tuple[Memory, tuple[int, ...]]] = {}  # by AFTER cell
+        for i, kind in enumerate(g.kind):
+            if kind == EFFECT:
+                *_, buffer = g.chain_to_memory(g.src[i][0])
+                stores = self.writers.setdefault(buffer, [])
+                stores.append(i)
+                self.made_by[i] = (buffer, len(stores))
+            elif kind == VERSION:
+                x, *stores = g.src[i]
+                buffer, version = self._below(g, x)
+                others = []
+                for s in stores:
+                    written, new = self.made_by[s]
+                    if written == buffer:
+                        version = max(version, new)
+                    else:
+                        others.append(s)
+                self._seen[i] = ((buffer, version), tuple(others))
+
+    def _below(self, g: TensorGraph, i: int) -> Memory:
+        while g.kind[i] != MEMORY:
+            if i in self._seen:
+                return self._seen[i][0]
+            i = g.src[i][0]
+        return (i, 0)
+
+    def read(self, i: int) -> tuple[Memory, tuple[int, ...]]:
+        """What a load of a BUFFER or AFTER cell reads, and the STOREs of other buffers before."""
+        return self._seen.get(i) or ((i, 0), ())
+
+
+def build_kernels(g: TensorGraph, plan: Plan, versions: Versions) -> list[Draft]:
+    """All kernels of a plan, in the order of the cells they store."""
+    return _Builder(g, plan, versions).run()
+
+
+class _Builder:
+    def __init__(self, g: TensorGraph, plan: Plan, versions: Versions) -> None:
+        self.g = g
+        self.plan = plan
+        self.versions = versions
+        self.loops = Loops()
+        self.drafts: dict[Kernel, Draft] = {}
+        self.slots: dict[Kernel, dict[Memory, int]] = {}
+
+    def run(self) -> list[Draft]:
+        """Build the values of all requests, sources first."""
+        g, plan = self.g, self.plan
+        done: list[Draft] = []
+        for i in range(len(g)):
+            kernel = plan.kernels.get(i)
+            requests = plan.requests[i]
+            loaded = kernel is not None and not g.fill[i]
+            for r in requests.values():
+                if loaded or g.kind[i] in (MEMORY, VERSION, TRANSFER):
+                    self.load(i, r)
+                else:
+                    self.compute(i, r)
+            for r in plan.merged.get(i, ()):
+                r.value, r.gate = r.src[0].value, r.src[0].gate
+            if kernel is not None:
+                done += self.finish(i, kernel)
+        return done
+
+    def draft(self, kernel: Kernel) -> Draft:
+        """The draft of a kernel; slot 0 is what it writes."""
+        found = self.drafts.get(kernel)
+        if found is None:
+            i = kernel.root
+            memory = self.versions.made_by.get(i, (i, 0))
+            found = Draft(i, self.g.nodes[i], [memory], kernel.device, kernel.reason)
+            self.drafts[kernel] = found
+            slots = self.slots[kernel] = {memory: 0}
+            if self.g.kind[i] == EFFECT:  # an update in place reads what it overwrites
+                slots[memory[0], memory[1] - 1] = 0
+        return found
+
+    def load(self, i: int, r: Request) -> None:
+        """The value of a request for something in memory."""
+        g = self.g
+        node, index, cast = g.nodes[i], r.index, None
+        if g.kind[i] in (MEMORY, VERSION):
+            memory, after = self.versions.read(i)
+            for j in list(g.chain_to_memory(i))[:-1] if i in g.under else ():
+                # an AFTER of a view: the rest of the way down
+                node = g.nodes[j]
+                if node.op is Ops.BITCAST:
+                    cast = cast or node.dtype
+                else:
+                    index, _ = apply_movement(
+                        node.op, resolved_arg(node), node.src[0].shape, node.shape, index, None
+                    )
+            node = g.nodes[memory[0]]
+        else:
+            memory, after = (i, 0), ()
+        shape = g.shape[memory[0]]
+        draft = self.draft(r.kernel)
+        slots = self.slots[r.kernel]
+        slot = slots.get(memory)
+        if slot is None:
+            slot = slots[memory] = len(draft.params)
+            draft.params.append(memory)
+        r.gate = self.needed_clauses(index, shape, r.clauses)
+        param = UOp(Ops.PARAM, node.dtype, (), ParamArg(slot, shape))
+        gate = (conjunction(r.gate),) if r.gate else ()
+        r.value = UOp(Ops.INDEX, node.dtype, (param, *index, *gate))
+        if cast is not None:
+            r.value = UOp(Ops.BITCAST, cast, (r.value,))
+            r.gate = ()
+        draft.accesses.append(Access(memory, index, after))
+
+    def needed_clauses(self, index: Index, shape: tuple[int, ...], clauses: Clauses) -> Clauses:
+        """The clauses without which an index may be out of bounds."""
+        if not clauses:
+            return clauses
+        outside = [i for i, size in zip(index, shape, strict=True) if i.vmin < 0 or i.vmax >= size]
+        return connected(self.loops, self.loops.of_all(outside), clauses)
+
+    def compute(self, i: int, r: Request) -> None:
+        """The value of a request from those of its sources."""
+        g = self.g
+        node, kind = g.nodes[i], g.kind[i]
+        if kind == COMPUTE:
+            src = tuple([s.value for s in r.src])
+            r.value = UOp(node.op, node.dtype, src, node.arg)
+        elif kind == REDUCE:
+            r.value = self.reduce(node, r)
+        elif not r.src:  # all padding
+            r.value = UOp.const(0, node.dtype) if kind == VIEW else node
+        else:
+            source = r.src[0]
+            r.value, r.gate = source.value, source.gate
+            if r.extra and not set(r.extra) <= set(r.gate):
+                zero = UOp.const(0, node.dtype)
+                r.gate = ()
+                if r.value is not zero:
+                    r.value = UOp(Ops.WHERE, node.dtype, (conjunction(r.extra), r.value, zero))
+
+    def reduce(self, node: UOp, r: Request) -> UOp:
+        """The expression of a REDUCE; by counting, or a constant, where that does it."""
+        op = node.arg.op
+        if not r.src:
+            return identity_of(op, node.dtype)
+        value = r.src[0].value
+        assert value is not None and r.extra is not None
+        loops: Sequence[UOp] = r.extra
+        if op is Ops.ADD and not any(n.op is Ops.INDEX for n in value.postorder()):
+            value, loops = closed_sum(value, loops)
+        if not loops:
+            return value
+        return UOp(Ops.REDUCE, node.dtype, (value, *loops), ReduceArg(op, ()))
+
+    def finish(self, i: int, kernel: Kernel) -> list[Draft]:
+        """The kernel that stores cell i, all its values built; or two, if it must be staged."""
+        g, root, draft = self.g, kernel.value, self.draft(kernel)
+        assert root is not None
+        buffer = g.nodes[i]
+        shape, index = g.shape[i], kernel.index
+        if g.kind[i] == EFFECT:
+            value = root.src[0].value
+            assert value is not None
+            *views, memory = g.chain_to_memory(g.src[i][0])
+            for j in views:
+                node = g.nodes[j]
+                if node.op is Ops.BITCAST:
+                    value = UOp(Ops.BITCAST, node.src[0].dtype, (value,))
+                else:
+                    index, gate = apply_movement(
+                        node.op, resolved_arg(node), node.src[0].shape, node.shape, index, None
+                    )
+                    assert gate is None, "a padded view can not be assigned to"
+            buffer, shape = g.nodes[memory], g.shape[memory]
+        elif g.kind[i] == SCALAR:
+            value = buffer
+        else:
+            self.compute(i, root)
+            value = root.value
+        assert value is not None
+        draft.target = index
+        if g.kind[i] == EFFECT and _reads_what_it_overwrites(draft):
+            return self.staged(kernel, draft, value)
+        draft.sink = settle_loops(_store(buffer.dtype, shape, index, value, kernel), kernel.scopes)
+        return [draft]
+
+    def staged(self, kernel: Kernel, draft: Draft, value: UOp) -> list[Draft]:
+        """A kernel that computes what is to be assigned, and one that then assigns it."""
+        g, i = self.g, kernel.root
+        written = draft.params[0]
+        shape, dtype = g.shape[i], value.dtype
+        # what was overwritten in place is now one of the buffers that are read
+        before = UOp(Ops.PARAM, dtype, (), ParamArg(0, g.shape[written[0]]))
+        slot = len(draft.params)
+        now = UOp(Ops.PARAM, dtype, (), ParamArg(slot, g.shape[written[0]]))
+        value = _replaced(value, before, now)
+        params = [(i, 0), *draft.params[1:], (written[0], written[1] - 1)]
+        sink = settle_loops(_store(dtype, shape, kernel.index, value, kernel), kernel.scopes)
+        first = Draft(i, sink, params, draft.device, STAGED, (), draft.accesses)
+        source = UOp(Ops.PARAM, dtype, (), ParamArg(1, shape))
+        load = UOp(Ops.INDEX, dtype, (source, *kernel.index))
+        sink = _store(dtype, g.shape[written[0]], draft.target, load, kernel)
+        second = Draft(
+            i,
+            settle_loops(sink, ()),
+            [written, (i, 0)],
+            draft.device,
+            draft.reason,
+            draft.target,
+            [Access((i, 0), kernel.index)],
+        )
+        return [first, second]
+
+
+STAGED = "assigned value that reads what it overwrites at other indices"
+
+
+def overlaps(a: Index, b: Index) -> bool:
+    """Whether the bounds of two indices of a buffer meet in every dimension."""
+    return all(x.vmin <= y.vmax and y.vmin <= x.vmax for x, y in zip(a, b, strict=True))
+
+
+def _reads_what_it_overwrites(draft: Draft) -> bool:
+    buffer, version = draft.params[0]
+    return any(
+        a.memory == (buffer, version - 1)
+        and a.index != draft.target
+        and overlaps(a.index, draft.target)
+        for a in draft.accesses
+    )
+
+
+def _store(dtype: DType, shape: tuple[int, ...], index: Index, value: UOp, kernel: Kernel) -> UOp:
+    """The kernel that writes a value to PARAM 0."""
+    param = UOp(Ops.PARAM, dtype, (), ParamArg(0, shape))
+    store = UOp(Ops.STORE, dtypes.void, (UOp(Ops.INDEX, dtype, (param, *index)), value))
+    return UOp(Ops.SINK, dtypes.void, (store,), KernelInfo(kernel_name(kernel)))
+
+
+def _replaced(root: UOp, old: UOp, by: UOp) -> UOp:
+    """The graph with one node replaced."""
+    new = {old: by}
+    for node in root.postorder():
+        if node not in new:
+            src = tuple([new[s] for s in node.src])
+            new[node] = node if src == node.src else UOp(node.op, node.dtype, src, node.arg)
+    return new[root]
+
+
+def conjunction(clauses: Clauses) -> UOp:
+    """All of the clauses as one condition."""
+    gate = clauses[0]
+    for c in clauses[1:]:
+        gate = gate & c
+    return simplify(gate)
+
+
+def identity_of(op: Ops, dtype: DType) -> UOp:
+    """What a reduction of nothing gives."""
+    return UOp.const({Ops.ADD: 0, Ops.MUL: 1}.get(op, dtype.min), dtype)
+
+
+def kernel_name(kernel: Kernel) -> str:
+    """r or E for with and without a reduction, and the sizes of the loops."""
+    sizes = "_".join([str(s) for s in kernel.sizes])
+    kind = "r" if kernel.reduces else "E"
+    return f"{kind}_{sizes}" if sizes else kind

@@ -1,0 +1,188 @@
+"""The order of kernels and copies, when buffers are written that others still read.
+
+Every STORE makes a version of its buffer. A read of version v comes after the store that made it
+and before the one that makes v + 1. Where that closes a circle (a swap, old and new read
+together), the old version is copied and the waiting readers read the copy: nothing is refused.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from tiny.dtype import DType, dtypes
+from tiny.schedule.graph import TRANSFER, TensorGraph, whole_memory
+from tiny.schedule.kernels import Access, Draft, Memory, Versions, overlaps
+from tiny.uop.ops import AxisType, KernelInfo, Ops, ParamArg, RangeArg, UOp
+
+# A store is compared with this many later ones to find the first that it must precede.
+MOST_COMPARED = 8
+
+
+@dataclass
+class Step:
+    """A kernel or a copy between devices: `memory[k]` is what its PARAM k names."""
+
+    kernel: UOp
+    memory: list[Memory]
+    device: str
+    reason: str
+    target: tuple[UOp, ...] = ()
+    accesses: list[Access] = field(default_factory=list)
+
+    @property
+    def written(self) -> Memory:
+        """What the step writes."""
+        return self.memory[0]
+
+
+def order_steps(
+    g: TensorGraph, drafts: Iterable[Draft], versions: Versions
+) -> tuple[list[Step], dict[int, int]]:
+    """The steps in an order to run them; with the copies made: by number, the BUFFER cell."""
+    steps = [(d.cell, _step_of(d)) for d in drafts]
+    for i, kind in enumerate(g.kind):
+        if kind == TRANSFER and g.numel[i]:
+            steps.append((i, _transfer(g, i, versions)))
+    steps.sort(key=lambda pair: pair[0])
+    return _Order(g, [s for _, s in steps], versions).run()
+
+
+def _step_of(d: Draft) -> Step:
+    return Step(d.sink, d.params, d.device, d.reason, d.target, d.accesses)
+
+
+def _transfer(g: TensorGraph, i: int, versions: Versions) -> Step:
+    node, source = g.nodes[i], whole_memory(g, g.src[i][0])
+    assert source is not None
+    memory, after = versions.read(source)
+    shape = g.shape[memory[0]]
+    kernel = UOp(
+        Ops.COPY, node.dtype, (UOp(Ops.PARAM, node.dtype, (), ParamArg(1, shape)),), node.arg
+    )
+    everything = tuple([_any_of(size) for size in shape])
+    reads = Access(memory, everything, after)
+    return Step(kernel, [(i, 0), memory], g.device[i], g.stored[i], (), [reads])
+
+
+def _any_of(size: int) -> UOp:
+    return UOp(
+        Ops.RANGE,
+        dtypes.index,
+        (UOp.const(size, dtypes.index),),
+        RangeArg(0, AxisType.LOOP),
+    )
+
+
+def copy_kernel(dtype: DType, shape: tuple[int, ...]) -> UOp:
+    """PARAM 1 copied to PARAM 0, all of it."""
+    loops = []
+    for size in shape:
+        end = UOp.const(size, dtypes.index)
+        loops.append(UOp(Ops.RANGE, dtypes.index, (end,), RangeArg(len(loops), AxisType.LOOP)))
+    to, source = (
+        UOp(Ops.INDEX, dtype, (UOp(Ops.PARAM, dtype, (), ParamArg(k, shape)), *loops))
+        for k in (0, 1)
+    )
+    name = "_".join(["copy", *map(str, shape)])
+    return UOp(
+        Ops.SINK, dtypes.void, (UOp(Ops.STORE, dtypes.void, (to, source)),), KernelInfo(name)
+    )
+
+
+class _Order:
+    """Kahn's algorithm with a heap in program order; hard edges are data, soft ones overwriting."""
+
+    def __init__(self, g: TensorGraph, steps: list[Step], versions: Versions) -> None:
+        self.g = g
+        self.steps = steps
+        n = len(steps)
+        self.hard, self.soft = [0] * n, [0] * n
+        self.hard_users: list[list[int]] = [[] for _ in range(n)]
+        self.soft_users: list[list[int]] = [[] for _ in range(n)]
+        # by writer: the steps that read what it overwrites, and as what they know that
+        self.readers: list[list[tuple[int, Memory]]] = [[] for _ in range(n)]
+        self.copies: dict[int, int] = {}
+        producer = {s.written: k for k, s in enumerate(steps)}
+        for k, step in enumerate(steps):
+            before = {producer.get(a.memory) for a in step.accesses}
+            for a in step.accesses:
+                before |= {producer.get(versions.made_by[s]) for s in a.after}
+            buffer, version = step.written
+            is_writer = buffer in versions.writers and version > 0
+            if is_writer:
+                before.add(producer.get((buffer, version - 1)))
+            for b in before - {None, k}:
+                assert b is not None
+                self.hard[k] += 1
+                self.hard_users[b].append(k)
+            overwrites = (buffer, version - 1) if is_writer else None
+            for memory in {a.memory: None for a in step.accesses}:
+                if memory[0] in versions.writers and memory != overwrites:
+                    self._before_overwriting(k, memory, producer)
+
+    def _before_overwriting(self, k: int, memory: Memory, producer: dict[Memory, int]) -> None:
+        """Step k reads a version: it precedes the next writer of what it reads of that."""
+        buffer, version = memory
+        mine = [a.index for a in self.steps[k].accesses if a.memory == memory]
+        for ahead in range(1, MOST_COMPARED + 1):
+            writer = producer.get((buffer, version + ahead))
+            if writer is None:
+                return
+            if writer == k:
+                continue
+            target = self.steps[writer].target
+            if ahead == MOST_COMPARED or any(overlaps(index, target) for index in mine):
+                self.soft[writer] += 1
+                self.soft_users[k].append(writer)
+                self.readers[writer].append((k, memory))
+                return
+
+    def run(self) -> tuple[list[Step], dict[int, int]]:
+        """The order; see `order_steps`."""
+        steps, done, order = self.steps, [False] * len(self.steps), []
+        ready = [k for k in range(len(steps)) if not self.hard[k] and not self.soft[k]]
+        blocked = [k for k in range(len(steps)) if not self.hard[k] and self.soft[k]]
+        while ready or blocked:
+            if not ready:
+                # nothing can run: the earliest writer that waits for readers only
+                k = heapq.heappop(blocked)
+                if done[k]:
+                    continue
+                order.append(self._copy_for_readers(k, done))
+                self.soft[k] = 0
+                ready.append(k)
+            k = heapq.heappop(ready)
+            if done[k]:
+                continue
+            done[k] = True
+            order.append(steps[k])
+            for user in self.hard_users[k]:
+                self.hard[user] -= 1
+                if not self.hard[user]:
+                    heapq.heappush(blocked if self.soft[user] else ready, user)
+            for user in self.soft_users[k]:
+                self.soft[user] -= 1
+                if not self.soft[user] and not self.hard[user] and not done[user]:
+                    heapq.heappush(ready, user)
+        assert all(done), "the steps of a schedule wait for each other"
+        return order, self.copies
+
+    def _copy_for_readers(self, k: int, done: list[bool]) -> Step:
+        """A step that keeps what step k is about to overwrite, for those still to read it."""
+        buffer, version = self.steps[k].written
+        number = -1 - len(self.copies)
+        self.copies[number] = buffer
+        for reader, memory in self.readers[k]:
+            step = self.steps[reader]
+            if not done[reader]:
+                step.memory = [(number, 0) if m == memory else m for m in step.memory]
+                self.soft_users[reader].remove(k)
+        node = self.g.nodes[buffer]
+        return Step(
+            copy_kernel(node.dtype, self.g.shape[buffer]),
+            [(number, 0), (buffer, version - 1)],
+            self.g.device[buffer],
+            "the old value of a buffer, read after it is overwritten",
+        )

@@ -1,0 +1,233 @@
+"""Tensor graphs to schedules: what runs in which order, on which pieces of memory."""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from tiny._core.graph import canonical_key
+from tiny.dtype import DType
+from tiny.helpers import DEBUG, NO_MEMORY_PLANNER
+from tiny.schedule.graph import TensorGraph, canonicalise, read_graph
+from tiny.schedule.kernels import Memory, Versions, build_kernels
+from tiny.schedule.memory import Lifetime, plan_memory
+from tiny.schedule.order import Step, order_steps
+from tiny.schedule.ranges import plan_kernels
+from tiny.uop.ops import Ops, UOp
+from tiny.uop.target import Target
+
+MOST_SCHEDULES = 1024
+
+
+class Slot(NamedTuple):
+    """A piece of memory of a schedule.
+
+    role: 'input' (a BUFFER of the graph, possibly written), 'output' (made anew by each run) or
+    'temp' (at `offset` bytes in the arena of its device).
+    """
+
+    dtype: DType
+    shape: tuple[int, ...]
+    device: str
+    role: str
+    offset: int = 0
+
+    @property
+    def nbytes(self) -> int:
+        """Its size in bytes."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+class ScheduleItem(NamedTuple):
+    """A kernel (SINK), or a copy between devices (COPY over PARAM 1).
+
+    PARAM k is slots[k]; slot 0 is written. `reason` says why its result is stored.
+    """
+
+    kernel: UOp
+    slots: tuple[int, ...]
+    device: str
+    reason: str
+
+
+class View(NamedTuple):
+    """Where an output is: a slot, and the movement operations over it, innermost first."""
+
+    slot: int
+    moves: tuple[UOp, ...]
+
+    def over(self, node: UOp) -> UOp:
+        """The view of `node`, the BUFFER that holds the slot."""
+        for move in self.moves:
+            node = UOp(
+                move.op,
+                node.dtype if move.op is not Ops.BITCAST else move.dtype,
+                (node, *move.src[1:]),
+                move.arg,
+            )
+        return node
+
+
+class ScheduleStats(NamedTuple):
+    """What it took, and what it came to."""
+
+    nodes: int
+    visits: int
+    rounds: int
+    kernels: int
+    stored_nbytes: int  # written by kernels and copies to neither outputs nor inputs
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Items in order over numbered slots. Plain data: it holds no memory and no user's node."""
+
+    items: tuple[ScheduleItem, ...]
+    slots: tuple[Slot, ...]
+    arena: dict[str, int]
+    outputs: tuple[View, ...]
+    variables: tuple[str, ...]
+    stats: ScheduleStats
+
+
+class BoundSchedule(NamedTuple):
+    """A schedule with this call's memory and values: slot k is buffers[k], as far as they go."""
+
+    schedule: Schedule
+    buffers: tuple[UOp, ...]
+    values: dict[str, int]
+
+
+_cache: OrderedDict[tuple[object, ...], Schedule] = OrderedDict()
+
+
+def create_schedule(
+    sink: UOp, target_of: Callable[[str], Target], default_device: str
+) -> BoundSchedule:
+    """How to compute the sources of `sink`, a tensor graph, and run the STOREs in it.
+
+    `target_of` describes a device by name; what has no device of its own goes to
+    `default_device`. A graph that was seen before, up to the identity of its buffers and the
+    values of its Variables, costs a walk for its key. ValueError if one Variable has two values or
+    if operands live on two devices.
+    """
+    key, buffers, binds = canonical_key(sink)
+    values: dict[str, int] = {}
+    for bind in binds:
+        variable, value = bind.unbind()
+        if values.setdefault(variable.arg.name, value) != value:
+            raise ValueError(
+                f"variable {variable.arg.name!r} is bound to {values[variable.arg.name]} and to "
+                f"{value} in one computation; realize one of them first"
+            )
+    full_key = (key, default_device, bool(NO_MEMORY_PLANNER))
+    schedule = _cache.get(full_key)
+    if schedule is None:
+        schedule = _make_schedule(canonicalise(sink, buffers), buffers, target_of, default_device)
+        _cache[full_key] = schedule
+        if len(_cache) > MOST_SCHEDULES:
+            _cache.popitem(last=False)
+    else:
+        _cache.move_to_end(full_key)
+    return BoundSchedule(schedule, tuple(buffers), values)
+
+
+def forget_schedules() -> None:
+    """Empty the cache of schedules."""
+    _cache.clear()
+
+
+def cached_schedules() -> int:
+    """How many schedules are kept."""
+    return len(_cache)
+
+
+def _make_schedule(
+    sink: UOp, buffers: list[UOp], target_of: Callable[[str], Target], default_device: str
+) -> Schedule:
+    g = read_graph(sink, default_device)
+    targets = {device: target_of(device) for device in dict.fromkeys(g.device)}
+    plan, rounds, visits = plan_kernels(g, targets)
+    versions = Versions(g)
+    steps, copies = order_steps(g, build_kernels(g, plan, versions), versions)
+    slots, slot_of = _make_slots(g, buffers, steps, copies)
+    items = []
+    for step in steps:
+        numbers = tuple([slot_of[_place(m, versions)] for m in step.memory])
+        for k in numbers if step.kernel.op is Ops.SINK else ():
+            if slots[k].device != step.device:
+                raise ValueError(
+                    f"a kernel on {step.device} uses memory of {slots[k].device}; "
+                    f"copy it with .to({step.device!r})"
+                )
+        items.append(ScheduleItem(step.kernel, numbers, step.device, step.reason))
+    arena = _place_temporaries(slots, items)
+    outputs = tuple([View(slot_of[o.cell], o.moves) for o in g.outputs])
+    variables = {n.arg.name for i in items for n in i.kernel.postorder() if n.op is Ops.DEFINE_VAR}
+    written = {i.slots[0] for i in items}
+    stored = sum(s.nbytes for k, s in enumerate(slots) if s.role == "temp" and k in written)
+    stats = ScheduleStats(len(g), visits, rounds, len(items), stored)
+    schedule = Schedule(tuple(items), tuple(slots), arena, outputs, tuple(sorted(variables)), stats)
+    if DEBUG >= 3:
+        _explain(schedule)
+    return schedule
+
+
+def _place(memory: Memory, versions: Versions) -> int:
+    """The cell whose slot holds this memory: all versions of a buffer share one."""
+    return memory[0]
+
+
+def _make_slots(
+    g: TensorGraph, buffers: list[UOp], steps: list[Step], copies: dict[int, int]
+) -> tuple[list[Slot], dict[int, int]]:
+    """The slots, and which of them each cell (or copy, by its negative number) has."""
+    slots = [Slot(b.dtype, b.arg.shape, b.arg.device, "input") for b in buffers]
+    slot_of: dict[int, int] = {}
+    for i, node in enumerate(g.nodes):
+        if node.op is Ops.BUFFER:
+            slot_of[i] = -1 - node.arg.uid
+    for o in g.outputs:
+        if o.cell not in slot_of:
+            slot_of[o.cell] = len(slots)
+            slots.append(Slot(g.nodes[o.cell].dtype, g.shape[o.cell], g.device[o.cell], "output"))
+    for step in steps:
+        i = step.written[0]
+        if i not in slot_of:
+            of = copies.get(i, i)
+            dtype = g.nodes[of].dtype
+            if g.nodes[of].op is Ops.STORE:  # the staged value of an assignment
+                dtype = step.kernel.src[0].src[1].dtype
+            slot_of[i] = len(slots)
+            slots.append(Slot(dtype, g.shape[of], step.device, "temp"))
+    return slots, slot_of
+
+
+def _place_temporaries(slots: list[Slot], items: list[ScheduleItem]) -> dict[str, int]:
+    """Give the temporary slots their offsets; the bytes of the arena of each device."""
+    first: dict[int, int] = {}
+    last: dict[int, int] = {}
+    for step, item in enumerate(items):
+        for k in item.slots:
+            first.setdefault(k, step)
+            last[k] = step
+    arena: dict[str, int] = {}
+    for device in dict.fromkeys(s.device for s in slots if s.role == "temp"):
+        mine = [k for k, s in enumerate(slots) if s.role == "temp" and s.device == device]
+        lives = [Lifetime(slots[k].nbytes, first[k], last[k]) for k in mine]
+        offsets, arena[device] = plan_memory(lives, reuse=not NO_MEMORY_PLANNER)
+        for k, offset in zip(mine, offsets, strict=True):
+            slots[k] = slots[k]._replace(offset=offset)
+    return arena
+
+
+def _explain(schedule: Schedule) -> None:
+    """Print what is stored, and why."""
+    for item in schedule.items:
+        slot = schedule.slots[item.slots[0]]
+        name = item.kernel.arg.name if item.kernel.op is Ops.SINK else "copy"
+        where = "GLOBAL" if slot.role == "temp" else slot.role
+        print(f"schedule {name:<28} {slot.shape} {slot.dtype} {where}: {item.reason}")

@@ -1,0 +1,322 @@
+"""Tensor graphs built by hand or drawn at random, and the check that a schedule computes them."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from evaluate import evaluate_all, np_dtype
+from hypothesis import strategies as st
+from kernel_interpreter import run_schedule
+
+from tiny.dtype import DType, dtypes
+from tiny.schedule import BoundSchedule, create_schedule
+from tiny.uop.ops import BufferArg, Ops, ReduceArg, UOp
+from tiny.uop.target import Target
+
+Array = np.ndarray[Any, Any]
+f32 = dtypes.float32
+_numbers = itertools.count(1)
+TARGET = Target("CPU", "test", frozenset(), 64, frozenset(), frozenset(), max_buffers=128)
+
+
+def target_of(device: str) -> Target:
+    return TARGET
+
+
+# ---------------------------------------------------------------- building
+
+
+def buffer(*shape: int, dtype: DType = f32, device: str = "CPU") -> UOp:
+    return UOp(Ops.BUFFER, dtype, (), BufferArg(next(_numbers), shape, device))
+
+
+def const(value: float, like: UOp) -> UOp:
+    return UOp.const(value, like.dtype)
+
+
+def op(kind: Ops, *src: UOp) -> UOp:
+    comparison = kind in (Ops.CMPLT, Ops.CMPNE, Ops.CMPEQ)
+    return UOp(kind, dtypes.bool if comparison else src[-1].dtype, src)
+
+
+def add(a: UOp, b: UOp) -> UOp:
+    return op(Ops.ADD, a, b)
+
+
+def mul(a: UOp, b: UOp) -> UOp:
+    return op(Ops.MUL, a, b)
+
+
+def exp(x: UOp) -> UOp:
+    return op(Ops.EXP2, mul(x, const(1 / math.log(2), x)))
+
+
+def log(x: UOp) -> UOp:
+    return mul(op(Ops.LOG2, x), const(math.log(2), x))
+
+
+def relu(x: UOp) -> UOp:
+    return op(Ops.MAX, x, const(0, x))
+
+
+def reduce(x: UOp, *axes: int, kind: Ops = Ops.ADD) -> UOp:
+    return UOp(Ops.REDUCE, x.dtype, (x,), ReduceArg(kind, axes))
+
+
+def expand(x: UOp, *shape: int) -> UOp:
+    return x if x.shape == shape else UOp(Ops.EXPAND, x.dtype, (x,), shape)
+
+
+def reshape(x: UOp, *shape: int) -> UOp:
+    return x if x.shape == shape else UOp(Ops.RESHAPE, x.dtype, (x,), shape)
+
+
+def permute(x: UOp, *order: int) -> UOp:
+    return UOp(Ops.PERMUTE, x.dtype, (x,), order)
+
+
+def pad(x: UOp, *pairs: tuple[int, int]) -> UOp:
+    return UOp(Ops.PAD, x.dtype, (x,), pairs)
+
+
+def shrink(x: UOp, *pairs: tuple[int, int]) -> UOp:
+    return UOp(Ops.SHRINK, x.dtype, (x,), pairs)
+
+
+def flip(x: UOp, *axes: int) -> UOp:
+    return UOp(Ops.FLIP, x.dtype, (x,), axes)
+
+
+def contiguous(x: UOp) -> UOp:
+    return UOp(Ops.CONTIGUOUS, x.dtype, (x,))
+
+
+def assign(x: UOp, value: UOp, view: UOp | None = None) -> UOp:
+    """x after `value` was written to it, or to a view of it."""
+    return x.after(UOp(Ops.STORE, dtypes.void, (x if view is None else view, value)))
+
+
+def matmul(a: UOp, b: UOp) -> UOp:
+    """(n, k) @ (k, m)."""
+    (n, k), (_, m) = a.shape, b.shape
+    left = expand(reshape(a, n, 1, k), n, m, k)
+    right = expand(reshape(permute(b, 1, 0), 1, m, k), n, m, k)
+    return reshape(reduce(mul(left, right), 2), n, m)
+
+
+def windows(x: UOp, k: int) -> UOp:
+    """(…, h, w) -> (…, h-k+1, k, w-k+1, k): the k x k windows of the last two axes."""
+    for axis in (-2, -1):
+        axis += len(x.shape) + (0 if axis == -2 else 0)
+        x = unfold(x, axis, k) if axis == len(x.shape) - 1 else x
+    return x
+
+
+def unfold(x: UOp, axis: int, k: int) -> UOp:
+    """Windows of k along an axis: (…, n, …) -> (…, n-k+1, k, …)."""
+    n = x.shape[axis]
+    out = n - k + 1
+    before, after = x.shape[:axis], x.shape[axis + 1 :]
+    x = expand(reshape(x, *before, 1, n, *after), *before, k, n, *after)
+    x = reshape(x, *before, k * n, *after)
+    # rows of n + 1: each begins one further on; k of them need k * (n + 1) elements
+    x = pad(x, *[(0, 0)] * len(before), (0, k), *[(0, 0)] * len(after))
+    x = reshape(x, *before, k, n + 1, *after)
+    keep = [(0, s) for s in x.shape]
+    keep[axis + 1] = (0, out)
+    x = shrink(x, *keep)
+    order = list(range(len(x.shape)))
+    order[axis], order[axis + 1] = axis + 1, axis
+    return permute(x, *order)
+
+
+def conv2d(x: UOp, w: UOp, padding: int = 0) -> UOp:
+    """(n, c, h, w) by (o, c, k, k)."""
+    if padding:
+        x = pad(x, (0, 0), (0, 0), (padding, padding), (padding, padding))
+    n, c, _, _ = x.shape
+    o, _, k, _ = w.shape
+    x = unfold(unfold(x, 3, k), 2, k)  # n c h k w k
+    _, _, h, _, v, _ = x.shape
+    x = permute(x, 0, 2, 4, 1, 3, 5)  # n h v c k k
+    x = expand(reshape(x, n, 1, h, v, c, k, k), n, o, h, v, c, k, k)
+    w = expand(reshape(w, 1, o, 1, 1, c, k, k), n, o, h, v, c, k, k)
+    return reshape(reduce(mul(x, w), 4, 5, 6), n, o, h, v)
+
+
+def softmax(x: UOp, axis: int = -1) -> UOp:
+    axis %= len(x.shape)
+    e = exp(op(Ops.SUB, x, expand(reduce(x, axis, kind=Ops.MAX), *x.shape)))
+    return op(Ops.FDIV, e, expand(reduce(e, axis), *x.shape))
+
+
+def arange(n: int, dtype: DType = dtypes.int32) -> UOp:
+    """0 to n - 1, counted: the sum over a triangle of ones, less 1."""
+    ones = pad(expand(reshape(UOp.const(1, dtype), 1), n), (n - 1, 0))
+    rows = unfold(ones, 0, n)  # row i holds i + 1 ones
+    return add(reshape(reduce(rows, 1), n), UOp.const(-1, dtype))
+
+
+# ---------------------------------------------------------------- checking
+
+
+def contents(roots: Sequence[UOp], seed: int = 0) -> dict[UOp, Array]:
+    """Something in every BUFFER below."""
+    rng = np.random.default_rng(seed)
+    buffers = [n for n in UOp.sink(*roots).postorder() if n.op is Ops.BUFFER]
+    memory: dict[UOp, Array] = {}
+    for b in sorted(buffers, key=lambda b: b.arg.uid):
+        if dtypes.is_float(b.dtype):
+            memory[b] = rng.standard_normal(b.shape).astype(np_dtype(b.dtype))
+        elif b.dtype is dtypes.bool:
+            memory[b] = rng.random(b.shape) < 0.5
+        else:
+            memory[b] = rng.integers(-8, 9, b.shape).astype(np_dtype(b.dtype))
+    return memory
+
+
+def schedule(*roots: UOp, device: str = "CPU") -> BoundSchedule:
+    return create_schedule(UOp.sink(*roots), target_of, device)
+
+
+def check(
+    *roots: UOp, memory: Mapping[UOp, Array] | None = None, tolerance: float = 1e-5
+) -> BoundSchedule:
+    """Schedule and run graphs, and compare with their values. The schedule, for more checks."""
+    memory = contents(roots) if memory is None else memory
+    bound = schedule(*roots)
+    got, _ = run_schedule(bound, memory)
+    for k, (g, want) in enumerate(zip(got, evaluate_all(roots, memory), strict=True)):
+        assert g.dtype == want.dtype and g.shape == want.shape, (k, g.shape, want.shape)
+        if want.dtype.kind in "iub":
+            np.testing.assert_array_equal(g, want)
+        else:
+            scale = max(1.0, float(np.max(np.abs(want), initial=0, where=np.isfinite(want))))
+            np.testing.assert_allclose(g, want, rtol=tolerance, atol=tolerance * scale)
+    check_arena(bound)
+    return bound
+
+
+def check_arena(bound: BoundSchedule) -> None:
+    """No two temporary buffers in use at one time share a byte."""
+    s = bound.schedule
+    uses: dict[int, list[int]] = {}
+    for step, item in enumerate(s.items):
+        for k in item.slots:
+            uses.setdefault(k, []).append(step)
+    temps = [k for k, slot in enumerate(s.slots) if slot.role == "temp"]
+    for k in temps:
+        assert s.slots[k].offset + s.slots[k].nbytes <= s.arena[s.slots[k].device]
+    for a, b in itertools.combinations(temps, 2):
+        x, y = s.slots[a], s.slots[b]
+        together = uses[a][0] <= uses[b][-1] and uses[b][0] <= uses[a][-1]
+        apart = x.offset + x.nbytes <= y.offset or y.offset + y.nbytes <= x.offset
+        assert apart or not together or x.device != y.device, (a, b)
+
+
+# ---------------------------------------------------------------- drawing
+
+
+def _factors(n: int) -> list[int]:
+    return [k for k in range(1, n + 1) if n % k == 0]
+
+
+@st.composite
+def graphs(draw: st.DrawFn, most: int = 12, largest: int = 400) -> list[UOp]:
+    """One to three outputs of a graph of up to `most` operations on int32 and float32 arrays.
+
+    Values are small integers, so that results are exact.
+    """
+    dtype = dtypes.int32
+    pool: list[UOp] = []
+    for _ in range(draw(st.integers(1, 3))):
+        shape = tuple(draw(st.lists(st.integers(1, 5), min_size=1, max_size=3)))
+        pool.append(buffer(*shape, dtype=dtype))
+
+    def pick() -> UOp:
+        # mostly recent ones, so that graphs are deep as well as wide
+        k = draw(st.integers(0, min(len(pool), 4) - 1)) if draw(st.booleans()) else 0
+        return pool[-1 - k] if draw(st.booleans()) else pool[draw(st.integers(0, len(pool) - 1))]
+
+    def fitted(x: UOp, shape: tuple[int, ...]) -> UOp:
+        """x brought to a shape by whatever it takes."""
+        n, want = math.prod(x.shape), math.prod(shape)
+        x = reshape(x, n)
+        if n < want:
+            if draw(st.booleans()):
+                before = draw(st.integers(0, want - n))
+                x = pad(x, (before, want - n - before))
+            else:
+                times = -(-want // n)
+                x = reshape(expand(reshape(x, 1, n), times, n), times * n)
+                x = shrink(x, (0, want))
+        elif n > want:
+            begin = draw(st.integers(0, n - want))
+            x = shrink(x, (begin, begin + want))
+        return reshape(x, *shape)
+
+    for _ in range(draw(st.integers(1, most))):
+        x = pick()
+        kind = draw(st.sampled_from("++*mwnRRRSEEPPFTCVVVUO"))
+        shape = x.shape
+        if kind in "+*mw":
+            y = pick()
+            if y.shape != shape:
+                y = fitted(y, shape) if math.prod(shape) else y
+            if kind == "w":
+                x = UOp(Ops.WHERE, dtype, (op(Ops.CMPLT, x, y), y, x))
+            elif kind == "*":
+                x = op(Ops.MUL, op(Ops.MAX, x, const(-1, x)), op(Ops.CMPLT, x, y).cast(dtype))
+            else:
+                x = op({"+": Ops.ADD, "m": Ops.MAX}[kind], x, y)
+        elif kind == "n":
+            x = op(Ops.SUB, const(draw(st.integers(-2, 2)), x), x)
+        elif kind == "R":
+            axes = tuple(a for a in range(len(shape)) if draw(st.booleans()))
+            if axes:
+                x = reduce(x, *axes, kind=draw(st.sampled_from([Ops.ADD, Ops.MAX])))
+                if draw(st.booleans()):
+                    x = expand(x, *shape)
+        elif kind == "O":
+            x = op(Ops.SUB, x, expand(reduce(x, len(shape) - 1, kind=Ops.MAX), *shape))
+        elif kind == "S":
+            pairs = []
+            for s in shape:
+                begin = draw(st.integers(0, s - 1))
+                pairs.append((begin, draw(st.integers(begin + 1, s))))
+            x = shrink(x, *pairs)
+        elif kind == "E":
+            grown = tuple(draw(st.integers(1, 4)) if s == 1 else s for s in shape)
+            if draw(st.booleans()):
+                x, grown = reshape(x, 1, *shape), (draw(st.integers(1, 3)), *shape)
+            if math.prod(grown) <= largest:
+                x = expand(x, *grown)
+        elif kind == "P":
+            pairs = [(draw(st.integers(0, 2)), draw(st.integers(0, 2))) for _ in shape]
+            if math.prod(s + a + b for s, (a, b) in zip(shape, pairs, strict=True)) <= largest:
+                x = pad(x, *pairs)
+        elif kind == "F":
+            x = flip(x, *[a for a in range(len(shape)) if draw(st.booleans())])
+        elif kind == "T":
+            x = permute(x, *draw(st.permutations(range(len(shape)))))
+        elif kind == "C":
+            x = contiguous(x)
+        elif kind == "V":
+            n, sizes = math.prod(shape), []
+            while n > 1:
+                sizes.append(draw(st.sampled_from(_factors(n))))
+                n //= sizes[-1]
+            x = reshape(x, *sizes, *([1] if not sizes or draw(st.booleans()) else []))
+        elif kind == "U":
+            axis = draw(st.integers(0, len(shape) - 1))
+            k = draw(st.integers(1, shape[axis]))
+            if math.prod(shape) * k <= largest and len(shape) < 5:
+                x = unfold(x, axis, k)
+        if len(x.shape) <= 6:
+            pool.append(x)
+    count = draw(st.integers(1, 3))
+    return [pool[-1]] + [pick() for _ in range(count - 1)]
