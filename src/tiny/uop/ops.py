@@ -23,6 +23,8 @@ from tiny._core.graph import COMMUTATIVE, ELEMENTWISE, Node, make_node, register
 from tiny._core.ops import Ops
 from tiny._core.types import DType
 from tiny.dtype import dtypes, least_upper_dtype
+from tiny.uop.printing import graph_text
+from tiny.uop.upat import PatternMatcher, UPat, graph_rewrite, substitute
 
 __all__ = [
     "AxisType",
@@ -31,12 +33,15 @@ __all__ = [
     "KernelInfo",
     "Ops",
     "ParamArg",
+    "PatternMatcher",
     "RangeArg",
     "ReduceArg",
     "RegArg",
     "UOp",
+    "UPat",
     "VarArg",
     "Variable",
+    "graph_rewrite",
     "resolve",
     "sint",
     "sym_infer",
@@ -336,6 +341,24 @@ class UOp(Node):
             else:
                 found.append(node)
         return found
+
+    def substitute(
+        self,
+        dvars: dict[UOp, UOp],
+        name: str | None = None,
+        extra_pm: PatternMatcher | None = None,
+        walk: bool = False,
+        enter_calls: bool = False,
+    ) -> UOp:
+        """This graph with each node that is a key of `dvars` replaced.
+
+        What comes in is searched in its turn, and so is a node over new sources; not with `walk`.
+        RewriteCycleError if a replacement contains what it replaces (without `walk`).
+        """
+        return substitute(self, dvars, name, extra_pm, walk, enter_calls)
+
+    def __repr__(self) -> str:
+        return graph_text(self)
 
     def sym_infer(self, var_vals: dict[str, int]) -> int:
         """The value of an integer expression, its variables given by name."""
