@@ -1,0 +1,46 @@
+"""Memory of the host, and calls of compiled CPU kernels."""
+
+from typing import Any
+
+class HostMemory:
+    def __init__(
+        self,
+        nbytes: int = 0,
+        *,
+        part_of: HostMemory | None = None,
+        offset: int = 0,
+        shared: Any = None,
+    ) -> None: ...
+    @property
+    def nbytes(self) -> int: ...
+    @property
+    def users(self) -> int: ...
+    @property
+    def writable(self) -> bool: ...
+    @property
+    def address(self) -> int: ...
+    def __len__(self) -> int: ...
+    def __buffer__(self, flags: int, /) -> memoryview: ...
+
+def copy_memory(to: HostMemory, source: HostMemory, nbytes: int) -> None: ...
+
+class HostKernel:
+    def __init__(
+        self,
+        name: str,
+        phases: tuple[tuple[int, int], ...],
+        buffers: int,
+        kinds: bytes,
+        code: object,
+    ) -> None: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def phases(self) -> tuple[tuple[int, int], ...]: ...
+    @property
+    def buffers(self) -> int: ...
+    @property
+    def kinds(self) -> bytes: ...
+    def __call__(
+        self, buffers: tuple[HostMemory, ...], variables: tuple[int | float, ...] = ()
+    ) -> None: ...

@@ -1,0 +1,460 @@
+"""Devices by name, their memory, and what each must be able to do.
+
+A device is a file in `tiny/runtime` named after it in small letters, with a class `<NAME>Device`;
+it is found and opened when its name is first used.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import threading
+from abc import ABC, abstractmethod
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
+
+import numpy as np
+
+from tiny._core.launch import HostMemory, copy_memory
+from tiny.codegen.program import LinearProgram
+from tiny.dtype import DType, _to_np_dtype
+from tiny.helpers import DEBUG, DEV, GlobalCounters
+from tiny.renderer import Renderer
+from tiny.uop.target import Target
+
+__all__ = [
+    "Allocator",
+    "Buffer",
+    "BufferSpec",
+    "CompileError",
+    "Compiled",
+    "Compiler",
+    "Device",
+    "HostAllocator",
+    "Program",
+]
+
+Memory = TypeVar("Memory")
+
+
+# ---------------------------------------------------------------- compiling
+
+
+class CompileError(Exception):
+    """A kernel could not be compiled. `name` and `source` say which."""
+
+    def __init__(self, name: str, reason: str, source: str) -> None:
+        self.name, self.reason, self.source = name, reason, source
+        super().__init__(
+            f"kernel {name} could not be compiled: {reason}\n"
+            "its source is the attribute `source` of this error; DEBUG=4 prints it"
+        )
+
+    def __reduce__(self) -> Any:
+        return type(self), (self.name, self.reason, self.source)
+
+
+class Compiler(ABC):
+    """From source text to a binary. The text alone decides what comes out."""
+
+    @abstractmethod
+    def compile(self, source: str, name: str) -> bytes:
+        """The binary of the kernel `name`. CompileError if it cannot be made."""
+
+    def disassemble(self, binary: bytes) -> str:
+        """The instructions of a binary, for people."""
+        return f"{len(binary)} bytes that this device has no text for"
+
+
+class Program(Protocol):
+    """A kernel that is loaded on a device.
+
+    It is called with the memory of its buffers in the order of its parameters and the values of
+    its variables sorted by name. It may return before the work is done.
+    """
+
+    def __call__(
+        self, buffers: tuple[Any, ...], variables: tuple[int | float, ...] = ()
+    ) -> object: ...
+
+
+# ---------------------------------------------------------------- memory
+
+
+@dataclass(frozen=True)
+class BufferSpec:
+    """Wishes about a buffer. `nolru`: what is freed goes back to the system at once."""
+
+    nolru: bool = False
+
+
+class Allocator(ABC, Generic[Memory]):
+    """The memory of a device. Sizes are in bytes; every piece begins at a multiple of 64.
+
+    What is freed is kept for the next request of the same size, the oldest given back first when
+    more than `max_kept_nbytes` are kept.
+    """
+
+    max_kept_nbytes: ClassVar[int] = 1 << 30
+
+    def __init__(self, device: str) -> None:
+        self.device = device
+        self.kept_nbytes = 0
+        self._kept: OrderedDict[int, list[Memory]] = OrderedDict()  # by size, last used last
+        self._lock = threading.RLock()
+
+    def alloc(self, size: int, options: BufferSpec | None = None) -> Memory:
+        """Memory of `size` bytes, with anything in it. MemoryError says how many were asked for."""
+        if not 0 <= size <= sys.maxsize:
+            raise MemoryError(self._too_large(size, "no machine has as many"))
+        rounded = _rounded(size)
+        with self._lock:
+            if kept := self._kept.get(rounded):
+                self.kept_nbytes -= rounded
+                memory = kept.pop()
+                if not kept:
+                    del self._kept[rounded]
+                return memory
+        spec = options or BufferSpec()
+        try:
+            return self._alloc(rounded, spec)
+        except MemoryError:
+            _release_caches()
+        try:
+            return self._alloc(rounded, spec)
+        except MemoryError as e:
+            raise MemoryError(self._too_large(size, str(e))) from None
+
+    def _too_large(self, size: int, reason: str) -> str:
+        used = GlobalCounters.mem_used_per_device.get(self.device, 0)
+        return (
+            f"{self.device}: an allocation of {size} bytes failed ({reason}); {used} bytes are in "
+            "use: use smaller tensors or batches, or free some"
+        )
+
+    def free(self, memory: Memory, size: int, options: BufferSpec | None = None) -> None:
+        """Give back what `alloc` gave for `size`."""
+        rounded, spec = _rounded(size), options or BufferSpec()
+        if spec.nolru or rounded > self.max_kept_nbytes or not self._reusable(memory):
+            self._free(memory, spec)
+            return
+        with self._lock:
+            self._kept.setdefault(rounded, []).append(memory)
+            self._kept.move_to_end(rounded)
+            self.kept_nbytes += rounded
+            while self.kept_nbytes > self.max_kept_nbytes:
+                oldest, pieces = next(iter(self._kept.items()))
+                self._free(pieces.pop(0), BufferSpec())
+                self.kept_nbytes -= oldest
+                if not pieces:
+                    del self._kept[oldest]
+
+    def free_cache(self) -> None:
+        """Give everything that is kept back to the system."""
+        with self._lock:
+            kept, self._kept = self._kept, OrderedDict()
+            self.kept_nbytes = 0
+        for pieces in kept.values():
+            for memory in pieces:
+                self._free(memory, BufferSpec())
+
+    @abstractmethod
+    def _alloc(self, size: int, options: BufferSpec) -> Memory:
+        """New memory. MemoryError if there is none."""
+
+    @abstractmethod
+    def _free(self, memory: Memory, options: BufferSpec) -> None:
+        """Give memory back to the system."""
+
+    def _reusable(self, memory: Memory) -> bool:
+        """Whether nothing outside still looks into freed memory."""
+        return True
+
+    @abstractmethod
+    def _offset(self, memory: Memory, size: int, offset: int) -> Memory:
+        """A part of a piece of memory."""
+
+    @abstractmethod
+    def _copyin(self, dest: Memory, src: memoryview) -> None:
+        """Copy bytes of the host to the device; both have the same size."""
+
+    @abstractmethod
+    def _copyout(self, dest: memoryview, src: Memory) -> None:
+        """Copy bytes of the device to the host; both have the same size. Waits for kernels."""
+
+    def _as_buffer(self, src: Memory) -> memoryview | None:
+        """The bytes themselves, where the host can reach them; else None."""
+        return None
+
+
+class HostAllocator(Allocator[HostMemory]):
+    """Memory of the host, for devices that compute there."""
+
+    def _alloc(self, size: int, options: BufferSpec) -> HostMemory:
+        return HostMemory(size)
+
+    def _free(self, memory: HostMemory, options: BufferSpec) -> None:
+        """Nothing to do: it is freed with the last reference."""
+
+    def _reusable(self, memory: HostMemory) -> bool:
+        return memory.users == 0 and memory.writable
+
+    def _offset(self, memory: HostMemory, size: int, offset: int) -> HostMemory:
+        return HostMemory(size, part_of=memory, offset=offset)
+
+    def _copyin(self, dest: HostMemory, src: memoryview) -> None:
+        copy_memory(dest, HostMemory(shared=src), src.nbytes)
+
+    def _copyout(self, dest: memoryview, src: HostMemory) -> None:
+        copy_memory(HostMemory(shared=dest), src, dest.nbytes)
+
+    def _as_buffer(self, src: HostMemory) -> memoryview:
+        return memoryview(src)
+
+
+def _rounded(size: int) -> int:
+    return max((size + 63) & -64, 64)
+
+
+def _release_caches() -> None:
+    for device in Device.opened():
+        device.allocator.free_cache()
+
+
+class Buffer:
+    """Memory on a device for `size` elements of a dtype, allocated when first needed.
+
+    With a `base` it is a part of that buffer, `offset` bytes from its start. The memory goes back
+    to its device's pool with the last reference to the buffer.
+    """
+
+    def __init__(
+        self,
+        device: str,
+        size: int,
+        dtype: DType,
+        opaque: Any = None,
+        options: BufferSpec | None = None,
+        base: Buffer | None = None,
+        offset: int = 0,
+    ) -> None:
+        self.device, self.size, self.dtype = device, size, dtype
+        self.options, self.base, self.offset = options, base, offset
+        self.nbytes = size * dtype.itemsize
+        self._memory: Any = None
+        self._allocator: Allocator[Any] | None = None
+        if base is not None and not 0 <= offset <= base.nbytes - self.nbytes:
+            raise ValueError(
+                f"bytes {offset} to {offset + self.nbytes} are not inside a buffer of "
+                f"{base.nbytes} bytes"
+            )
+        if opaque is not None:
+            self.allocate(opaque)
+
+    @property
+    def is_allocated(self) -> bool:
+        """Whether there is memory behind it."""
+        return self._memory is not None
+
+    @property
+    def memory(self) -> Any:
+        """The device's own handle of the memory, allocated by now."""
+        if self._memory is None:
+            self.allocate()
+        return self._memory
+
+    def allocate(self, opaque: Any = None) -> Buffer:
+        """Take memory from the device, or the memory given. RuntimeError if there is some."""
+        if self._memory is not None:
+            raise RuntimeError("this buffer has its memory already; use ensure_allocated()")
+        allocator: Allocator[Any] = Device[self.device].allocator
+        if opaque is not None:
+            self._memory = opaque
+        elif self.base is not None:
+            self._memory = allocator._offset(self.base.memory, self.nbytes, self.offset)
+        else:
+            self._memory = allocator.alloc(self.nbytes, self.options)
+            self._allocator = allocator
+            _count_memory(self.device, self.nbytes)
+        return self
+
+    def ensure_allocated(self) -> Buffer:
+        """This buffer, with memory behind it."""
+        return self if self._memory is not None else self.allocate()
+
+    def deallocate(self) -> None:
+        """Give the memory back. The next use takes new memory."""
+        memory, self._memory = self._memory, None
+        allocator, self._allocator = self._allocator, None
+        if allocator is not None:
+            _count_memory(self.device, -self.nbytes)
+            allocator.free(memory, self.nbytes, self.options)
+
+    def __del__(self) -> None:
+        if getattr(self, "_allocator", None) is not None and not sys.is_finalizing():
+            self.deallocate()
+
+    def view(self, size: int, dtype: DType, offset: int) -> Buffer:
+        """A part of this buffer: `size` elements from `offset` bytes on."""
+        if self.base is not None:
+            return self.base.view(size, dtype, self.offset + offset)
+        return Buffer(self.device, size, dtype, base=self, offset=offset)
+
+    def copyin(self, src: memoryview | bytes | bytearray) -> Buffer:
+        """Fill it with bytes of the host. ValueError if there are not as many as it has."""
+        view = memoryview(src).cast("B")
+        self._check_size(view.nbytes)
+        Device[self.device].allocator._copyin(self.memory, view)
+        return self
+
+    def copyout(self, dest: memoryview | bytearray) -> memoryview:
+        """Write its bytes to memory of the host; that memory as bytes."""
+        view = memoryview(dest).cast("B")
+        self._check_size(view.nbytes)
+        Device[self.device].allocator._copyout(view, self.memory)
+        return view
+
+    def _check_size(self, nbytes: int) -> None:
+        if nbytes != self.nbytes:
+            raise ValueError(f"a buffer of {self.nbytes} bytes cannot be copied as {nbytes} bytes")
+
+    def as_memoryview(self) -> memoryview:
+        """Its bytes, shared where the host can reach them, else copied."""
+        device = Device[self.device]
+        device.synchronize()
+        shared = device.allocator._as_buffer(self.memory)
+        return shared[: self.nbytes] if shared is not None else self.copyout(bytearray(self.nbytes))
+
+    as_buffer = as_memoryview
+
+    def numpy(self) -> np.ndarray:
+        """A copy of its elements, one dimension."""
+        np_dtype = _to_np_dtype(self.dtype)
+        if np_dtype is None:
+            raise TypeError(f"NumPy has no dtype for {self.dtype}")
+        array = np.empty(self.nbytes, np.uint8)
+        self.copyout(array.data)
+        return array.view(np_dtype)
+
+    def __repr__(self) -> str:
+        where = "" if self.base is None else f", offset={self.offset}"
+        return f"<Buffer {self.device} size={self.size} {self.dtype}{where}>"
+
+
+def _count_memory(device: str, nbytes: int) -> None:
+    GlobalCounters.mem_used += nbytes
+    per_device = GlobalCounters.mem_used_per_device
+    per_device[device] = per_device.get(device, 0) + nbytes
+
+
+# ---------------------------------------------------------------- devices
+
+
+class Compiled(ABC):
+    """A device: its target as data, memory, and how kernels are rendered, compiled and loaded."""
+
+    def __init__(
+        self,
+        name: str,
+        target: Target,
+        allocator: Allocator[Any],
+        renderer: Renderer,
+        compiler: Compiler,
+    ) -> None:
+        self.name, self.target, self.allocator = name, target, allocator
+        self.renderer, self.compiler = renderer, compiler
+
+    @abstractmethod
+    def load(self, name: str, binary: bytes, program: LinearProgram) -> Program:
+        """A compiled kernel, ready to be called. It frees what it holds when it dies."""
+
+    def synchronize(self) -> None:  # noqa: B027  # a device that waits by itself says nothing
+        """Wait until everything started on the device is done."""
+
+    def __repr__(self) -> str:
+        return f"<device {self.name} {self.target.arch}>"
+
+
+class _Registry:
+    """The devices of this process, by name: `Device["CPU"]`."""
+
+    def __init__(self) -> None:
+        self._opened: dict[tuple[str, str], Compiled] = {}
+        self._lock = threading.RLock()
+
+    @property
+    def DEFAULT(self) -> str:
+        """The name of the device on which tensors are made when none is asked for."""
+        return self.canonicalize(None)
+
+    @DEFAULT.setter
+    def DEFAULT(self, name: str) -> None:
+        DEV.value = _checked(name)
+
+    @property
+    def default(self) -> Compiled:
+        """The default device."""
+        return self[self.DEFAULT]
+
+    def canonicalize(self, name: str | None) -> str:
+        """The one spelling of a device's name: `cpu:0` is CPU. None is the default."""
+        if not name:
+            name = DEV.value or "CPU"
+        base, _, rest = _checked(name).upper().partition(":")
+        number = rest.partition(":")[0]
+        return f"{base}:{int(number)}" if number.isdecimal() and int(number) else base
+
+    def __getitem__(self, name: str) -> Compiled:
+        canonical = self.canonicalize(name)
+        options = self._options(canonical)
+        if (found := self._opened.get((canonical, options))) is not None:
+            return found
+        with self._lock:
+            if (canonical, options) not in self._opened:
+                device = self._open(canonical, options)
+                if DEBUG >= 1:
+                    print(f"opened device {device}", file=sys.stderr)
+                self._opened[canonical, options] = device
+            return self._opened[canonical, options]
+
+    def _options(self, canonical: str) -> str:
+        """What DEV says about a device after its name: `LLVM:x86_64,avx2` for CPU."""
+        base, _, options = DEV.value.partition(":")
+        if base.upper() != canonical.partition(":")[0]:
+            return ""
+        number, _, rest = options.partition(":")
+        return rest if number.isdecimal() else options
+
+    def _open(self, canonical: str, options: str) -> Compiled:
+        base = canonical.partition(":")[0]
+        module = f"{__package__}.runtime.{base.lower()}"
+        if find_spec(module) is None:
+            raise ValueError(f"there is no device {base!r}; there are {', '.join(self.names())}")
+        made: Compiled = getattr(import_module(module), f"{base}Device")(canonical, options)
+        return made
+
+    def names(self) -> list[str]:
+        """The devices that this installation has a file for, be they usable or not."""
+        folder = Path(__file__).parent / "runtime"
+        return sorted(p.stem.upper() for p in folder.glob("*.py") if not p.stem.startswith("_"))
+
+    def opened(self) -> Iterator[Compiled]:
+        """The devices in use."""
+        return iter(list(self._opened.values()))
+
+    def __repr__(self) -> str:
+        return f"<devices {', '.join(self.names())}; default {self.DEFAULT}>"
+
+
+def _checked(name: str) -> str:
+    if not isinstance(name, str) or not re.match(r"[A-Za-z]\w*(:|$)", name):
+        raise ValueError(f"{name!r} names no device; write it as in 'CPU' or 'CPU:1'")
+    return name
+
+
+Device = _Registry()

@@ -1,0 +1,1 @@
+"""One file a device; `tiny.device` finds and opens them by name."""
