@@ -41,7 +41,8 @@ def evaluate_all(
         for node in UOp.sink(*roots).postorder():
             if node.op not in VALUELESS:
                 value = value_of(node, values, memory or {}, variables or {})
-                assert value.shape == concrete(node.shape, values), (node, value.shape)
+                shape = concrete(node.shape, values, variables)
+                assert value.shape == shape, (node, value.shape)
                 values[node] = value
     return [values[root] for root in roots]
 
@@ -103,12 +104,16 @@ def constant(value: Any, dtype: DType) -> Array:
 MOVES = GroupOp.Movement
 
 
-def concrete(sizes: Sequence[Any], values: Mapping[UOp, Array]) -> tuple[int, ...]:
+def concrete(
+    sizes: Sequence[Any],
+    values: Mapping[UOp, Array],
+    variables: Mapping[str, int] | None = None,
+) -> tuple[int, ...]:
     """Symbolic sizes by their values."""
     known: list[int] = []
     for size in sizes:
         if isinstance(size, UOp):
-            known.append(int(values[size]) if size in values else int(evaluate(size)))
+            known.append(int(values[size] if size in values else evaluate(size, None, variables)))
         else:
             known.append(size)
     return tuple(known)

@@ -1,0 +1,323 @@
+"""Gradients by rules on the graph: reverse mode, from a root back to the targets."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from tiny.dtype import dtypes, sum_acc_dtype
+from tiny.uop.ops import GroupOp, Ops, ReduceArg, UOp
+
+__all__ = ["compute_gradient"]
+
+Gradients = Sequence[UOp | None]
+
+
+def compute_gradient(root: UOp, root_grad: UOp, targets: set[UOp]) -> dict[UOp, UOp]:
+    """The gradient of each target that `root` depends on, `root_grad` being that of `root`.
+
+    `root_grad` has the dtype of `root`, and its shape or (). A gradient has the dtype and the
+    shape of its target. Integers, truth values, bitcasts and DETACH pass no gradient on.
+    RuntimeError if an operation on the way has no rule.
+    """
+    order = root.postorder()
+    on_path: dict[UOp, bool] = {}
+    for node in order:
+        on_path[node] = node in targets or (
+            _passes_gradient(node) and any(on_path[s] for s in node.src)
+        )
+    if root_grad.shape != root.shape:
+        root_grad = _expand(root_grad, root.shape)
+    gradients = {root: root_grad}
+    # nodes whose gradient may be zero since a value was not selected: see `_where_nonzero`
+    selected: set[UOp] = set()
+    for node in reversed(order):  # every user of a node comes before it
+        gradient = gradients.get(node) if on_path[node] else None
+        if gradient is None or not any(on_path[s] for s in node.src):
+            continue
+        if node not in targets:
+            del gradients[node]
+        if not _passes_gradient(node):
+            continue
+        for source, part in _parts(node, gradient, node in selected):
+            if part is None or not on_path[source]:
+                continue
+            if source.shape == () and part.shape != ():
+                part = _reshape(_sum(part, range(len(part.shape))), ())
+            before = gradients.get(source)
+            gradients[source] = part if before is None else before.alu(Ops.ADD, part)
+            if node in selected or _selects(node):
+                selected.add(source)
+    return {t: gradients[t] for t in order if t in targets and t in gradients}
+
+
+def _selects(node: UOp) -> bool:
+    """Whether only some elements of its sources are in a node's value."""
+    if node.op is Ops.REDUCE:
+        return node.arg.op is Ops.MAX
+    return node.op in (Ops.WHERE, Ops.MAX, Ops.SHRINK, Ops.AFTER)
+
+
+def _passes_gradient(node: UOp) -> bool:
+    if node.op is Ops.STORE:  # its value's gradient is found by the AFTER above it
+        return True
+    # a truncated number is constant but for jumps
+    return dtypes.is_float(node.dtype) and node.op not in (Ops.DETACH, Ops.BITCAST, Ops.TRUNC)
+
+
+def _parts(node: UOp, gradient: UOp, selected: bool) -> Iterable[tuple[UOp, UOp | None]]:
+    """What a node's gradient adds to the gradients of its sources."""
+    if node.op is Ops.AFTER:
+        return _after(node, gradient)
+    if node.op in GroupOp.Movement:
+        return [(node.src[0], _move_back(node, gradient))]
+    rule = _RULES.get(node.op)
+    if rule is None:
+        raise RuntimeError(
+            f"no gradient is known for {node.op!r}; detach() what goes into it, "
+            "or give the function a gradient of its own"
+        )
+    found = rule(node, gradient)
+    if selected and node.op in _SINGULAR:
+        found = [None if part is None else _where_nonzero(gradient, part) for part in found]
+    return zip(node.src, found, strict=False)
+
+
+# Where these have infinite values or slopes, the gradient of what was not selected would be
+# 0 * inf = NaN, and spread: `where(x > 0, log(x), 0)` at 0.
+_SINGULAR = frozenset({Ops.EXP2, Ops.LOG2, Ops.SQRT, Ops.RECIPROCAL, Ops.FDIV})
+
+
+def _where_nonzero(gradient: UOp, part: UOp) -> UOp:
+    """`part`, but zero where `gradient` is: nothing times anything is nothing."""
+    zero = gradient.const_like(0)
+    return gradient.alu(Ops.CMPNE, zero).alu(Ops.WHERE, part, zero)
+
+
+# ---------------------------------------------------------------- shapes
+
+
+def _split(sizes: Iterable[Any]) -> tuple[tuple[int | None, ...], tuple[UOp, ...]]:
+    """Static sizes, None where one is symbolic; and the symbolic ones."""
+    known = [s.arg if isinstance(s, UOp) and s.op is Ops.CONST else s for s in sizes]
+    static = tuple(None if isinstance(s, UOp) else s for s in known)
+    return static, tuple(s for s in known if isinstance(s, UOp))
+
+
+def _reshape(x: UOp, shape: tuple[Any, ...], op: Ops = Ops.RESHAPE) -> UOp:
+    if x.shape == shape:
+        return x
+    arg, symbolic = _split(shape)
+    return UOp(op, x.dtype, (x, *symbolic), arg)
+
+
+def _expand(x: UOp, shape: tuple[Any, ...]) -> UOp:
+    return _reshape(x, shape, Ops.EXPAND)
+
+
+def _paired(op: Ops, x: UOp, pairs: Iterable[tuple[Any, Any]]) -> UOp:
+    """PAD or SHRINK."""
+    flat, symbolic = _split([size for pair in pairs for size in pair])
+    return UOp(op, x.dtype, (x, *symbolic), tuple(zip(flat[::2], flat[1::2], strict=True)))
+
+
+def _pairs(node: UOp) -> list[tuple[Any, Any]]:
+    """The pairs of a PAD or SHRINK, symbolic ones filled in."""
+    symbolic = iter(node.src[1:])
+    return [
+        (next(symbolic) if a is None else a, next(symbolic) if b is None else b)
+        for a, b in node.arg
+    ]
+
+
+def _sum(x: UOp, axes: Iterable[int]) -> UOp:
+    """The sum along axes, which stay with size 1; of narrow floats in float32."""
+    where = tuple(axes)
+    if not where:
+        return x
+    accumulator = sum_acc_dtype(x.dtype)
+    wide = x.cast(accumulator)
+    return UOp(Ops.REDUCE, accumulator, (wide,), ReduceArg(Ops.ADD, where)).cast(x.dtype)
+
+
+def _move_back(node: UOp, gradient: UOp) -> UOp:
+    """The gradient of what a movement operation moved."""
+    op, x = node.op, node.src[0]
+    if op is Ops.RESHAPE:
+        return _reshape(gradient, x.shape)
+    if op is Ops.PERMUTE:
+        back = sorted(range(len(node.arg)), key=node.arg.__getitem__)
+        return UOp(Ops.PERMUTE, gradient.dtype, (gradient,), tuple(back))
+    if op is Ops.FLIP:
+        return UOp(Ops.FLIP, gradient.dtype, (gradient,), node.arg)
+    if op is Ops.EXPAND:
+        one = x.shape or (1,) * len(node.shape)  # sizes of 1 are static
+        grown = [i for i, size in enumerate(node.shape) if one[i] == 1 != size]
+        return _reshape(_sum(gradient, grown), x.shape)
+    if op is Ops.PAD:
+        kept = [(low, low + s) for (low, _), s in zip(_pairs(node), x.shape, strict=True)]
+        return _reshape(_paired(Ops.SHRINK, gradient, kept), x.shape)
+    cut = [(begin, s - end) for (begin, end), s in zip(_pairs(node), x.shape, strict=True)]
+    # symbolic sizes come out as sums, equal to those of x but other nodes
+    return _reshape(_paired(Ops.PAD, gradient, cut), x.shape)
+
+
+# ---------------------------------------------------------------- assignment
+
+
+def _after(node: UOp, gradient: UOp) -> list[tuple[UOp, UOp | None]]:
+    """The gradients of the values stored, and of what the stores left of the first source."""
+    _, path = _views(node.src[0])
+    stores = [e for e in node.src[1:] if e.op is Ops.STORE]
+    views = [_views(store.src[0]) for store in stores]
+    if any(step.op is Ops.BITCAST for steps in (path, *[p for _, p in views]) for step in steps):
+        return []
+    rest = gradient  # of the memory as a whole
+    for step in reversed(path):
+        rest = _move_back(step, rest)
+    found: list[tuple[UOp, UOp | None]] = []
+    for store, (_, steps) in zip(reversed(stores), reversed(views), strict=True):  # last wins
+        found.append((store.src[1], _move_along(steps, rest)))
+        if not any(step.op is Ops.SHRINK for step in steps):
+            return found  # all of it is overwritten
+        written = _expand(UOp.const(True, dtypes.bool), store.src[0].shape)
+        for step in reversed(steps):
+            written = _move_back(step, written)
+        rest = written.alu(Ops.WHERE, rest.const_like(0), rest)
+    found.append((node.src[0], _move_along(path, rest)))
+    return found
+
+
+def _views(x: UOp) -> tuple[UOp, list[UOp]]:
+    """The memory that `x` is a view of, and the steps from there to `x`."""
+    steps = []
+    while x.op in GroupOp.Movement or x.op in (Ops.BITCAST, Ops.DETACH):
+        if x.op is not Ops.DETACH:
+            steps.append(x)
+        x = x.src[0]
+    return x, steps[::-1]
+
+
+def _move_along(steps: Iterable[UOp], x: UOp) -> UOp:
+    for step in steps:
+        x = UOp(step.op, x.dtype, (x, *step.src[1:]), step.arg)
+    return x
+
+
+# ---------------------------------------------------------------- rules
+
+
+def _scaled(x: UOp, factor: float) -> UOp:
+    return x.alu(Ops.MUL, x.const_like(factor))
+
+
+def _negated(x: UOp) -> UOp:
+    return x.alu(Ops.NEG)
+
+
+def _cast(node: UOp, g: UOp) -> Gradients:
+    source = node.src[0].dtype
+    return (g if source is dtypes.weakfloat else g.cast(source),)
+
+
+def _copy(node: UOp, g: UOp) -> Gradients:
+    device = node.src[0].device
+    return (g if device is None else UOp(Ops.COPY, g.dtype, (g,), device),)
+
+
+def _exp2(node: UOp, g: UOp) -> Gradients:
+    return (_scaled(g, math.log(2)).alu(Ops.MUL, node),)
+
+
+def _log2(node: UOp, g: UOp) -> Gradients:
+    return (_scaled(g, 1 / math.log(2)).alu(Ops.FDIV, node.src[0]),)
+
+
+def _sin(node: UOp, g: UOp) -> Gradients:
+    """cos(x) as 1 - 2 sin(x/2)**2: halving is exact, adding a part of pi would not be."""
+    half = _scaled(node.src[0], 0.5).alu(Ops.SIN)
+    cosine = half.const_like(1).alu(Ops.SUB, _scaled(half.alu(Ops.MUL, half), 2))
+    return (g.alu(Ops.MUL, cosine),)
+
+
+def _sqrt(node: UOp, g: UOp) -> Gradients:
+    return (_scaled(g, 0.5).alu(Ops.FDIV, node),)
+
+
+def _reciprocal(node: UOp, g: UOp) -> Gradients:
+    return (_negated(g.alu(Ops.MUL, node).alu(Ops.MUL, node)),)
+
+
+def _multiply(node: UOp, g: UOp) -> Gradients:
+    x, y = node.src
+    return g.alu(Ops.MUL, y), g.alu(Ops.MUL, x)
+
+
+def _divide(node: UOp, g: UOp) -> Gradients:
+    part = g.alu(Ops.FDIV, node.src[1])
+    return part, _negated(part.alu(Ops.MUL, node))
+
+
+def _maximum(node: UOp, g: UOp) -> Gradients:
+    """All to the larger, half to each of two equal ones."""
+    x, y = node.src
+    zero = g.const_like(0)
+    tie = x.alu(Ops.CMPEQ, y).alu(Ops.WHERE, _scaled(g, 0.5), zero)
+    return (
+        y.alu(Ops.CMPLT, x).alu(Ops.WHERE, g, tie),
+        x.alu(Ops.CMPLT, y).alu(Ops.WHERE, g, tie),
+    )
+
+
+def _where(node: UOp, g: UOp) -> Gradients:
+    """By selection: a product with 0 would let an infinity of the other branch through."""
+    condition, zero = node.src[0], g.const_like(0)
+    return None, condition.alu(Ops.WHERE, g, zero), condition.alu(Ops.WHERE, zero, g)
+
+
+def _reduce(node: UOp, g: UOp) -> Gradients:
+    x, axes = node.src[0], node.arg.axes
+    if node.arg.op is Ops.ADD:
+        return (_expand(g, x.shape),)
+    zero = x.const_like(0)
+    if node.arg.op is Ops.MAX:  # shared by all that are largest
+        largest = x.alu(Ops.CMPEQ, _expand(node, x.shape))
+        share = g.alu(Ops.FDIV, _count(largest, axes, x))
+        return (largest.alu(Ops.WHERE, _expand(share, x.shape), zero),)
+    # A product: that of the other elements, found without dividing by zero.
+    is_zero = x.alu(Ops.CMPEQ, zero)
+    nonzero = is_zero.alu(Ops.WHERE, x.const_like(1), x)
+    zeros = _count(is_zero, axes, x)
+    product = g.alu(Ops.MUL, UOp(Ops.REDUCE, x.dtype, (nonzero,), node.arg))
+
+    def where_zeros_are(count: int) -> UOp:
+        hit = zeros.alu(Ops.CMPEQ, zeros.const_like(count))
+        return _expand(hit.alu(Ops.WHERE, product, zero), x.shape)
+
+    return (is_zero.alu(Ops.WHERE, where_zeros_are(1), where_zeros_are(0).alu(Ops.FDIV, nonzero)),)
+
+
+def _count(flags: UOp, axes: tuple[int, ...], like: UOp) -> UOp:
+    return _sum(flags.cast(sum_acc_dtype(like.dtype)), axes).cast(like.dtype)
+
+
+_RULES: dict[Ops, Callable[[UOp, UOp], Gradients]] = {
+    Ops.CAST: _cast,
+    Ops.COPY: _copy,
+    Ops.CONTIGUOUS: lambda node, g: (g,),
+    Ops.CONTIGUOUS_BACKWARD: lambda node, g: (UOp(Ops.CONTIGUOUS, g.dtype, (g,)),),
+    Ops.NEG: lambda node, g: (_negated(g),),
+    Ops.EXP2: _exp2,
+    Ops.LOG2: _log2,
+    Ops.SIN: _sin,
+    Ops.SQRT: _sqrt,
+    Ops.RECIPROCAL: _reciprocal,
+    Ops.ADD: lambda node, g: (g, g),
+    Ops.SUB: lambda node, g: (g, _negated(g)),
+    Ops.MUL: _multiply,
+    Ops.FDIV: _divide,
+    Ops.MAX: _maximum,
+    Ops.WHERE: _where,
+    Ops.REDUCE: _reduce,
+}
