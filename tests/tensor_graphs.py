@@ -108,14 +108,6 @@ def matmul(a: UOp, b: UOp) -> UOp:
     return reshape(reduce(mul(left, right), 2), n, m)
 
 
-def windows(x: UOp, k: int) -> UOp:
-    """(…, h, w) -> (…, h-k+1, k, w-k+1, k): the k x k windows of the last two axes."""
-    for axis in (-2, -1):
-        axis += len(x.shape) + (0 if axis == -2 else 0)
-        x = unfold(x, axis, k) if axis == len(x.shape) - 1 else x
-    return x
-
-
 def unfold(x: UOp, axis: int, k: int) -> UOp:
     """Windows of k along an axis: (…, n, …) -> (…, n-k+1, k, …)."""
     n = x.shape[axis]
@@ -320,3 +312,61 @@ def graphs(draw: st.DrawFn, most: int = 12, largest: int = 400) -> list[UOp]:
             pool.append(x)
     count = draw(st.integers(1, 3))
     return [pool[-1]] + [pick() for _ in range(count - 1)]
+
+
+@st.composite
+def programs(draw: st.DrawFn, most: int = 10) -> tuple[list[UOp], list[UOp]]:
+    """(final versions of some buffers, values held): assignments in a random order.
+
+    Buffers and slices of them are overwritten by values of any version, old ones too.
+    """
+    n = draw(st.integers(4, 6))
+    now = [buffer(n, dtype=dtypes.int32) for _ in range(draw(st.integers(1, 4)))]
+    values = list(now)
+
+    def part(x: UOp, begin: int, size: int, backwards: bool) -> UOp:
+        x = shrink(x, (begin, begin + size))
+        return flip(x, 0) if backwards else x
+
+    def read(size: int) -> UOp:
+        x = values[draw(st.integers(0, len(values) - 1))]
+        return part(x, draw(st.integers(0, n - size)), size, draw(st.booleans()))
+
+    held = []
+    for _ in range(draw(st.integers(1, most))):
+        k = draw(st.integers(0, len(now) - 1))
+        size = n if draw(st.booleans()) else draw(st.integers(1, n))
+        begin = draw(st.integers(0, n - size))
+        kind = draw(st.sampled_from("vvvs+r"))
+        value = read(size)
+        if kind == "+":
+            value = add(value, read(size))
+        elif kind == "r":
+            value = expand(reduce(value, 0), size)
+        elif kind == "s":  # in place: the very elements that are overwritten
+            value = add(shrink(now[k], (begin, begin + size)), const(1, value))
+        if draw(st.booleans()):
+            held.append(add(read(n), const(1, value)))
+        view = part(now[k], begin, size, kind != "s" and draw(st.booleans()))
+        now[k] = assign(now[k], value, view)
+        values.append(now[k])
+    return now, held[:3]
+
+
+def check_program(finals: Sequence[UOp], held: Sequence[UOp]) -> BoundSchedule:
+    """Schedule and run assignments; the buffers and the held values are as each version says."""
+    roots = [*finals, *held]
+    memory = contents(roots)
+    bound = schedule(*roots)
+    got, after = run_schedule(bound, memory)
+    want = evaluate_all(roots, memory)
+    for g, w in zip(got, want, strict=True):
+        np.testing.assert_array_equal(g, w)
+    for final, w in zip(finals, want, strict=False):
+        while final.op is Ops.AFTER:
+            final = final.src[0]
+        base = final.base
+        if base in after:
+            np.testing.assert_array_equal(after[base], w)
+    check_arena(bound)
+    return bound

@@ -288,7 +288,8 @@ def overlaps(a: Index, b: Index) -> bool:
 def _reads_what_it_overwrites(draft: Draft) -> bool:
     buffer, version = draft.params[0]
     return any(
-        a.memory == (buffer, version - 1)
+        a.memory[0] == buffer
+        and a.memory[1] < version
         and a.index != draft.target
         and overlaps(a.index, draft.target)
         for a in draft.accesses

@@ -38,7 +38,7 @@ PROLOGUE_WORK = 16  # an operand of a contraction may do this much work for each
 BROADCAST_WORK, BROADCAST_COUNT = 16, 8  # more work, repeated more often, in an inner loop
 LOOSE_RATIO = 2.5  # points evaluated for each element needed; gated points count in part
 REDUCE_RATIO = 1.25
-NESTED_REDUCE = 32  # a reduction this long may run inside the loop of another
+NESTED_REDUCE = 16  # a reduction this long may run inside the loop of another
 ROW_NBYTES = 256 << 10  # a row this long stays in the cache between the loops over it
 FEWEST_ROWS = 4
 

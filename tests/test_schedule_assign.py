@@ -1,0 +1,136 @@
+"""Assignment: program order is kept, nothing is refused, and copies are few."""
+
+from __future__ import annotations
+
+import numpy as np
+from conftest import examples
+from hypothesis import given, settings
+from tensor_graphs import (
+    add,
+    assign,
+    buffer,
+    check_program,
+    const,
+    flip,
+    mul,
+    op,
+    programs,
+    reduce,
+    reshape,
+    expand,
+    shrink,
+)
+
+from tiny.dtype import dtypes
+from tiny.uop.ops import Ops, UOp
+
+
+@settings(max_examples=examples(20_000, 300))
+@given(programs())
+def test_random_programs_keep_their_order(program):
+    check_program(*program)
+
+
+def kernels(finals, held=()) -> int:
+    return check_program(finals, list(held)).schedule.stats.kernels
+
+
+def ints(n: int = 6) -> UOp:
+    return buffer(n, dtype=dtypes.int32)
+
+
+def test_an_update_in_place_is_one_kernel():
+    x = ints()
+    bound = check_program([assign(x, mul(add(x, const(1, x)), x))], [])
+    (item,) = bound.schedule.items
+    assert item.slots == (0,), "it reads the slot that it writes"
+
+
+def test_a_reversal_in_place_stages_what_it_reads():
+    x = ints()
+    assert kernels([assign(x, flip(x, 0))]) == 2
+
+
+def test_a_shift_in_place_stages_what_it_reads():
+    x = ints()
+    view = shrink(x, (1, 6))
+    assert kernels([assign(x, shrink(x, (0, 5)), view)]) == 2
+
+
+def test_a_move_between_disjoint_slices_is_one_kernel():
+    x = ints()
+    assert kernels([assign(x, shrink(x, (3, 6)), shrink(x, (0, 3)))]) == 1
+
+
+def test_a_swap_takes_one_copy():
+    a, b = ints(), ints()
+    assert kernels([assign(a, b), assign(b, a)]) == 3
+
+
+def test_a_rotation_of_three_takes_one_copy():
+    a, b, c = ints(), ints(), ints()
+    assert kernels([assign(a, b), assign(b, c), assign(c, a)]) == 4
+
+
+def test_old_and_new_read_together_take_one_copy():
+    x = ints()
+    new = assign(x, add(x, const(1, x)))
+    assert kernels([new], [add(x, new)]) == 3
+
+
+def test_an_old_value_used_later_takes_no_copy():
+    x = ints()
+    held = mul(x, const(3, x))
+    assert kernels([assign(x, add(x, const(1, x)))], [held]) == 2
+
+
+def test_a_normalised_buffer_is_staged_behind_its_sum():
+    x = ints()
+    total = expand(reduce(x, 0), 6)
+    assert kernels([assign(x, add(x, total))]) == 2
+
+
+def test_slices_written_in_turn_need_no_copy():
+    cache = ints(14)
+    new = cache
+    for k in range(7):
+        row = shrink(new, (2 * k, 2 * k + 2))
+        new = assign(new, add(row, const(k, row)), row)
+    assert kernels([new]) == 7
+
+
+def test_a_write_through_reshape_and_flip_lands_where_the_view_says():
+    x = buffer(4, 6, dtype=dtypes.int32)
+    view = flip(shrink(reshape(x, 2, 2, 6), (0, 2), (1, 2), (0, 4)), 2)
+    value = buffer(2, 1, 4, dtype=dtypes.int32)
+    assert kernels([assign(x, value, view)]) == 1
+
+
+def test_a_write_through_a_bitcast_keeps_the_bits():
+    x = buffer(4, dtype=dtypes.int32)
+    view = UOp(Ops.BITCAST, dtypes.uint32, (x,))
+    value = buffer(4, dtype=dtypes.uint32)
+    assert kernels([assign(x, value, view)]) == 1
+
+
+def test_a_chain_of_updates_is_linear():
+    visits = []
+    for n in (200, 400):
+        x = new = ints()
+        for _ in range(n):
+            new = assign(new, add(new, const(1, x)))
+        stats = check_program([new], []).schedule.stats
+        assert stats.kernels == n
+        visits.append(stats.visits / n)
+    assert visits[1] <= visits[0] * 1.05
+
+
+def test_an_optimiser_step_needs_a_kernel_a_buffer_and_no_copy():
+    p, g, m, v = (buffer(5, 7) for _ in range(4))
+    m2 = assign(m, add(mul(m, const(0.9, m)), mul(g, const(0.1, g))))
+    v2 = assign(v, add(mul(v, const(0.99, v)), mul(mul(g, g), const(0.01, g))))
+    step = op(Ops.FDIV, m2, add(op(Ops.SQRT, v2), const(1e-8, v)))
+    p2 = assign(p, add(p, mul(step, const(-0.001, p))))
+    from tensor_graphs import check
+
+    assert check(p2, m2, v2, tolerance=1e-5).schedule.stats.kernels == 3
