@@ -52,6 +52,6 @@ def axis_masks(order: Sequence[UOp], bit_of: Mapping[UOp, int]) -> dict[UOp, int
             mask |= masks[s]
         if node.op is Ops.REDUCE:
             for r in node.src[1:]:
-                mask &= ~bit_of[r]
+                mask &= ~bit_of.get(r, 0)
         masks[node] = mask
     return masks

@@ -1,0 +1,767 @@
+"""From a tiled kernel to a list of operations: copies of tiles, vectors of lanes, registers.
+
+Every node is computed once for each combination of the tiles that it depends on, as a scalar or
+as a vector of the lanes that it depends on. Each operation goes into the outermost loop that it
+can be in: a loop that is open is a list of operations of its own, put into its parent's list when
+the loop closes, so what is added to an outer list in the meantime comes before the inner loop.
+Loops run at least once.
+
+Method: the recipe of register tiling by outer products (Goto and van de Geijn, ACM TOMS 2008),
+generalised to any graph: reduction tiles are outermost, then rows, copies of vectors innermost,
+so that what is broadcast meets all its vectors at once.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from operator import itemgetter
+
+from tiny.codegen.lower.indices import LinearForm, is_linear, linear_form
+from tiny.codegen.lower.tiled import Loop, TiledKernel, axis_masks
+from tiny.dtype import DType, dtypes
+from tiny.uop.ops import AxisType, GroupOp, Ops, RangeArg, RegArg, UOp
+
+__all__ = ["expand"]
+
+Combo = tuple[int, ...]  # a position along each tile of the kernel
+
+# A chain of dependent additions waits for each one's result; with this many chains side by side
+# the units are busy. More only cost registers.
+ENOUGH_ACCUMULATORS = 8
+
+_COMBINE = {Ops.ADD: Ops.ADD, Ops.MUL: Ops.MUL, Ops.MAX: Ops.MAX}
+_COMBINE_BOOL = {Ops.ADD: Ops.OR, Ops.MUL: Ops.AND, Ops.MAX: Ops.OR}
+
+
+def expand(kernel: TiledKernel, sink: UOp) -> tuple[UOp, ...]:
+    """The operations of a kernel in execution order (level 4).
+
+    `sink` is the kernel's graph with flat offsets and nothing that the target lacks.
+    """
+    return _Expansion(kernel, sink).run()
+
+
+@dataclass(slots=True)
+class _Scope:
+    """A loop that is open (or the whole program): its operations, and the values known in it."""
+
+    bit: int = 0
+    range: UOp | None = None
+    position: UOp | None = None
+    lines: list[UOp] = field(default_factory=list)
+    memo: dict[tuple[UOp, object], UOp] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Node:
+    """What is known of a node before anything is expanded.
+
+    `mask`: the axes that it depends on. `lane`: the one of them that is a vector's. `tiles`: the
+    places in a combination of those that are tiles; `key` picks them out. `needs`: the nodes
+    whose values its own is made of. `reduces`: the REDUCEs below it, a set of their numbers.
+    """
+
+    mask: int
+    lane: UOp | None
+    tiles: tuple[int, ...]
+    key: Callable[[Combo], object]
+    needs: tuple[UOp, ...] = ()
+    form: LinearForm | None = None
+    reduces: int = 0
+
+
+@dataclass(slots=True)
+class _Accumulator:
+    """One register of a reduction: for a combination of outer tiles, and one of its own."""
+
+    outer: Combo
+    separate: Combo
+    value: UOp  # what it holds now
+    register: UOp | None = None
+
+
+class _Expansion:
+    def __init__(self, kernel: TiledKernel, sink: UOp) -> None:
+        self.kernel, self.sink = kernel, sink
+        order = sink.postorder()
+        # passes may have rewritten the sizes of ranges, so these go by number
+        self.leaves = {1 << n.arg.axis: n for n in order if n.op is Ops.RANGE}
+        self.loops = [(1 << loop.leaf.arg.axis, loop) for loop in kernel.loops]
+        self.tile_bits = [1 << t.arg.axis for t in kernel.tiles]
+        self.tile_sizes = [t.src[0].arg for t in kernel.tiles]
+        self.loop_mask = sum(bit for bit, _ in self.loops)
+        self.lane_mask = sum(b for b, n in self.leaves.items() if n.arg.kind is AxisType.VEC)
+        self.no_tiles: Combo = (0,) * len(self.tile_bits)
+        self.stores = list(sink.src)
+        self.reductions = [n for n in order if n.op is Ops.REDUCE]
+        self.nodes: dict[UOp, _Node] = {}
+        self._describe(order)
+
+        self.scopes = [_Scope()]
+        self.home: dict[UOp, int] = {}  # operation -> depth of the loop it belongs to
+        self.depths: dict[int, int] = {}  # mask -> depth, as the scopes are now
+        self.next_axis = self.next_register = 0
+
+    # ------------------------------------------------------------ what is known beforehand
+
+    def _describe(self, order: Sequence[UOp]) -> None:
+        bit_of = {leaf: bit for bit, leaf in self.leaves.items()}
+        masks = axis_masks(order, bit_of)
+        getters: dict[int, tuple[tuple[int, ...], Callable[[Combo], object]]] = {}
+        numbers = {n: k for k, n in enumerate(self.reductions)}
+        for node in order:
+            mask = masks[node]
+            if mask not in getters:
+                tiles = tuple([k for k, b in enumerate(self.tile_bits) if b & mask])
+                getters[mask] = tiles, itemgetter(*tiles) if tiles else _no_tiles
+            lane_bit = mask & self.lane_mask
+            if node.op is Ops.SINK:
+                continue
+            if lane_bit & (lane_bit - 1):
+                raise ValueError(
+                    f"{node.op!r} depends on two axes of lanes; make one of them a loop"
+                )
+            info = _Node(mask, self.leaves.get(lane_bit), *getters[mask])
+            for s in node.src:
+                info.reduces |= self.nodes[s].reduces
+            if node.op is Ops.REDUCE:
+                info.reduces |= 1 << numbers[node]
+            elif node.op is Ops.INDEX:
+                info.form = linear_form(node.src[1])
+                info.needs = (*_terms(info.form), *node.src[2:])
+            elif is_linear(node):
+                info.form = linear_form(node)
+                info.needs = _terms(info.form)
+            elif node.op in GroupOp.Elementwise:
+                info.needs = node.src
+            self.nodes[node] = info
+
+    # ------------------------------------------------------------ loops
+
+    def _depth(self, mask: int) -> int:
+        """The depth of the innermost open loop among these axes."""
+        depth = self.depths.get(mask)
+        if depth is None:
+            depth = len(self.scopes) - 1
+            while depth and not self.scopes[depth].bit & mask:
+                depth -= 1
+            self.depths[mask] = depth
+        return depth
+
+    def _open(self, bit: int, loop: Loop) -> None:
+        count = loop.count
+        if loop.limit is None:
+            count = self.value(self.leaves[bit].src[0], self.no_tiles)
+        count = self.emit(count)
+        arg = RangeArg(self.next_axis, loop.leaf.arg.kind)
+        self.next_axis += 1
+        iteration = UOp(Ops.RANGE, dtypes.index, (count,), arg)
+        scope = _Scope(bit, iteration, position=iteration)
+        self.scopes.append(scope)
+        self.depths.clear()
+        self.home[iteration] = len(self.scopes) - 1
+        if loop.limit is not None:
+            start = self._times(iteration, loop.step)
+            limit = self._const(loop.limit)
+            inside = self.emit(UOp(Ops.CMPLT, dtypes.bool, (start, limit)))
+            scope.position = self.emit(UOp(Ops.WHERE, dtypes.index, (inside, start, limit)))
+
+    def _close(self) -> UOp:
+        """Put the innermost loop into its parent; the END of it."""
+        scope = self.scopes.pop()
+        self.depths.clear()
+        assert scope.range is not None
+        end = UOp(Ops.END, dtypes.void, (scope.range,))
+        self.scopes[-1].lines += [scope.range, *scope.lines, end]
+        return end
+
+    def emit(self, uop: UOp) -> UOp:
+        """Place an operation, once, in the outermost loop that all its sources allow."""
+        home = self.home
+        if uop not in home:
+            depth = 0
+            for s in uop.src:
+                depth = max(depth, home[s])
+            home[uop] = depth
+            self.scopes[depth].lines.append(uop)
+        return uop
+
+    # ------------------------------------------------------------ the whole
+
+    def run(self) -> tuple[UOp, ...]:
+        """Expand the stores, those over the same loops together."""
+        written: set[UOp] = set()
+        for _, group in itertools.groupby(
+            self.stores, key=lambda s: self.nodes[s].mask & self.loop_mask
+        ):
+            stores = list(group)
+            loads = {
+                n.src[0]
+                for s in stores
+                for part in (s.src[1], *s.src[0].src[1:])
+                for n in part.postorder()
+                if n.op is Ops.INDEX
+            }
+            if loads & written:
+                slots = sorted(p.arg.slot for p in loads & written)
+                raise ValueError(
+                    f"the kernel reads buffers {slots} in one loop nest after writing them in "
+                    "another; it has to be two kernels"
+                )
+            self._nest(stores, bool(loads & {s.src[0].src[0] for s in stores}))
+            written |= {s.src[0].src[0] for s in stores}
+        while len(self.scopes) > 1:
+            self._close()
+        return tuple(self.scopes[0].lines)
+
+    def _nest(self, stores: list[UOp], in_place: bool) -> None:
+        """Open the loops of these stores, all the same, and compute and store their values."""
+        mask = self.nodes[stores[0]].mask
+        loops = [(bit, loop) for bit, loop in self.loops if bit & mask]
+        shared = 0
+        for scope, (bit, _) in zip(self.scopes[1:], loops, strict=False):
+            if scope.bit != bit:
+                break
+            shared += 1
+        while len(self.scopes) - 1 > shared:
+            self._close()
+        for bit, loop in loops[shared:]:
+            self._open(bit, loop)
+        reduces = 0
+        for store in stores:
+            reduces |= self.nodes[store].reduces
+        self._reduce_all(reduces)
+        late: list[tuple[UOp, Combo]] = []
+        for store in stores:
+            for combo in self._combos(self.nodes[store].tiles):
+                self.value(store.src[1], combo)
+                if in_place:  # all is read before anything is written
+                    self._address_values(store.src[0], combo)
+                    late.append((store, combo))
+                else:
+                    self._store(store, combo)
+        for store, combo in late:
+            self._store(store, combo)
+
+    def _combos(self, tiles: Sequence[int], base: Combo | None = None) -> Iterator[Combo]:
+        """All positions along these tiles, the last one fastest; `base` gives the others'."""
+        combo = list(self.no_tiles if base is None else base)
+        for at in itertools.product(*[range(self.tile_sizes[k]) for k in tiles]):
+            for k, position in zip(tiles, at, strict=True):
+                combo[k] = position
+            yield tuple(combo)
+
+    # ------------------------------------------------------------ values
+
+    def _known(self, node: UOp, combo: Combo) -> UOp | None:
+        info = self.nodes[node]
+        return self.scopes[self._depth(info.mask)].memo.get((node, info.key(combo)))
+
+    def _remember(self, node: UOp, combo: Combo, value: UOp) -> None:
+        info = self.nodes[node]
+        self.scopes[self._depth(info.mask)].memo[node, info.key(combo)] = value
+
+    def value(self, root: UOp, combo: Combo) -> UOp:
+        """The operation that computes a node at a combination, and all it needs, placed.
+
+        Its shape is () where all lanes have one value.
+        """
+        stack = [root]
+        while stack:
+            node = stack[-1]
+            if self._known(node, combo) is not None:
+                stack.pop()
+                continue
+            missing = [n for n in self.nodes[node].needs if self._known(n, combo) is None]
+            if missing:
+                stack += reversed(missing)
+            else:
+                stack.pop()
+                self._remember(node, combo, self._compute(node, combo))
+        found = self._known(root, combo)
+        assert found is not None
+        return found
+
+    def _compute(self, node: UOp, combo: Combo) -> UOp:
+        """A node whose needs are computed."""
+        info, op = self.nodes[node], node.op
+        if op is Ops.INDEX:
+            return self._load(node, combo)
+        if op is Ops.RANGE:
+            bit = 1 << node.arg.axis
+            if bit & self.loop_mask:
+                position = self.scopes[self._depth(bit)].position
+                assert position is not None
+                return position
+            if bit & self.lane_mask:
+                return self._constants(range(node.src[0].arg), dtypes.index)
+            return self._const(combo[self.tile_bits.index(bit)])
+        if info.form is not None:
+            return self._index_value(info, combo)
+        if op in (Ops.CONST, Ops.DEFINE_VAR, Ops.PARAM):
+            return self.emit(node)
+        if op not in GroupOp.Elementwise:
+            raise ValueError(f"{op!r} is no part of a kernel; the schedule has to remove it")
+        return self._alu(node, [self._value_of(s, combo) for s in node.src])
+
+    def _value_of(self, node: UOp, combo: Combo) -> UOp:
+        found = self._known(node, combo)
+        assert found is not None, f"{node.op!r} is not computed yet"
+        return found
+
+    def _alu(self, node: UOp, src: list[UOp]) -> UOp:
+        """An elementwise operation; scalars meet vectors as broadcasts, constants are folded."""
+        op, dtype = node.op, node.dtype
+        lanes = max((s.shape[0] for s in src if s.shape), default=1)
+        if op in _FOLD:
+            columns = [c for s in src if (c := _constants_of(s, lanes)) is not None]
+            if len(columns) == len(src):
+                rows = zip(*columns, strict=True)
+                return self._constants([dtype.const(_FOLD[op](*row)) for row in rows], dtype)
+        if op is Ops.WHERE and src[0].op is Ops.CONST:
+            return src[1] if src[0].arg else src[2]
+        if op is Ops.AND and dtype is dtypes.bool:
+            for a, b in (src, src[::-1]):
+                if a.op is Ops.CONST:
+                    return b if a.arg else a
+        if lanes > 1:
+            src = [self._wide(s, lanes) for s in src]
+        return self.emit(UOp(op, dtype, tuple(src), node.arg))
+
+    def _const(self, value: int) -> UOp:
+        return self.emit(UOp.const(value, dtypes.index))
+
+    def _constants(self, values: Sequence[int], dtype: DType) -> UOp:
+        """A constant for each lane; a scalar if they are all the same."""
+        lanes = [self.emit(UOp.const(v, dtype)) for v in values]
+        if all(x is lanes[0] for x in lanes):
+            return lanes[0]
+        return self.emit(UOp(Ops.STACK, dtype, tuple(lanes)))
+
+    def _wide(self, x: UOp, lanes: int) -> UOp:
+        """A value in all lanes."""
+        return x if x.shape else self.emit(UOp(Ops.EXPAND, x.dtype, (x,), (lanes,)))
+
+    def _lane(self, x: UOp, lane: int) -> UOp:
+        """One lane of a value."""
+        if not x.shape:
+            return x
+        if x.op is Ops.STACK:
+            return x.src[lane]
+        return self.emit(UOp(Ops.GEP, x.dtype, (x,), lane))
+
+    # ------------------------------------------------------------ indices
+
+    def _times(self, x: UOp, factor: int) -> UOp:
+        return x if factor == 1 else self._index_op(Ops.MUL, x, self._const(factor))
+
+    def _base(self, form: LinearForm, combo: Combo, lane: int = 0) -> tuple[UOp | None, int]:
+        """(sum over loops, constant) of an index in one lane: outer loops are added up first."""
+        constant = form.constant
+        parts: list[tuple[int, UOp, int]] = []
+        for term, factor in form.terms:
+            if term.op is Ops.RANGE:
+                bit = 1 << term.arg.axis
+                if bit & self.lane_mask:
+                    constant += factor * lane
+                    continue
+                if not bit & self.loop_mask:
+                    constant += factor * combo[self.tile_bits.index(bit)]
+                    continue
+            x = self._lane(self._value_of(term, combo), lane)
+            if x.op is Ops.CONST:
+                constant += factor * x.arg
+            else:
+                parts.append((self.home[x], x, factor))
+        parts.sort(key=itemgetter(0))
+        total: UOp | None = None
+        for _, x, factor in parts:
+            part = self._times(x, factor)
+            total = part if total is None else self.emit(total + part)
+        return total, constant
+
+    def _offset(self, form: LinearForm, combo: Combo, lane: int = 0) -> UOp:
+        """The value of an index in one lane."""
+        base, constant = self._base(form, combo, lane)
+        if base is None:
+            return self._const(constant)
+        return self.emit(base + self._const(constant)) if constant else base
+
+    def _stride(self, form: LinearForm, lane: UOp | None) -> int | None:
+        """How far apart neighbouring lanes of an index are; None if not evenly."""
+        stride = 0
+        if lane is not None:
+            bit = 1 << lane.arg.axis
+            for term, factor in form.terms:
+                if term is lane:
+                    stride = factor
+                elif self.nodes[term].mask & bit:
+                    return None
+        return stride
+
+    def _index_value(self, info: _Node, combo: Combo) -> UOp:
+        """An index used as a number."""
+        assert info.form is not None
+        stride = self._stride(info.form, info.lane)
+        if info.lane is None or stride == 0:
+            return self._offset(info.form, combo)
+        return self._offsets(info.form, info.lane, combo)
+
+    def _offsets(self, form: LinearForm, lane: UOp, combo: Combo) -> UOp:
+        """The value of an index in all lanes."""
+        bit, lanes = 1 << lane.arg.axis, lane.src[0].arg
+        same = [(t, f) for t, f in form.terms if not self.nodes[t].mask & bit]
+        base, constant = self._base(LinearForm(form.constant, tuple(same)), combo)
+        total = [constant] * lanes  # of the lanes' constant parts
+        parts = [] if base is None else [self._wide(base, lanes)]
+        for term, factor in form.terms:
+            if term is lane:
+                total = [c + factor * k for k, c in enumerate(total)]
+            elif self.nodes[term].mask & bit:
+                x = self._value_of(term, combo)
+                known = _constants_of(x, lanes)
+                if known is not None:
+                    total = [c + factor * v for c, v in zip(total, known, strict=True)]
+                    continue
+                x = self._wide(x, lanes)
+                if factor != 1:
+                    x = self._index_op(Ops.MUL, x, self._wide(self._const(factor), lanes))
+                parts.append(x)
+        if not parts or any(total):
+            parts.append(self._wide(self._constants(total, dtypes.index), lanes))
+        for part in parts[1:]:
+            parts[0] = self._index_op(Ops.ADD, parts[0], part)
+        return parts[0]
+
+    def _index_op(self, op: Ops, a: UOp, b: UOp) -> UOp:
+        return self.emit(UOp(op, dtypes.index, (a, b)))
+
+    # ------------------------------------------------------------ memory
+
+    def _address(self, index: UOp, offset: UOp) -> UOp:
+        return self.emit(UOp(Ops.INDEX, index.dtype, (self.emit(index.src[0]), offset)))
+
+    def _gate(self, index: UOp, combo: Combo) -> UOp | None:
+        """The condition of an access; None if it always holds."""
+        if len(index.src) < 3:
+            return None
+        gate = self._value_of(index.src[2], combo)
+        return None if gate.op is Ops.CONST and gate.arg else gate
+
+    def _load(self, index: UOp, combo: Combo) -> UOp:
+        """The elements of a buffer: a vector, a scalar for all lanes, or one lane at a time."""
+        info = self.nodes[index]
+        assert info.form is not None
+        gate = self._gate(index, combo)
+        if gate is not None and gate.op is Ops.CONST and index.dtype.kind in "biu":
+            return self.emit(UOp.const(0, index.dtype))
+        if gate is not None and gate.op is Ops.CONST and index.dtype.bitsize >= 32:
+            return self.emit(UOp.const(0.0, index.dtype))
+        gated = () if gate is None else (gate,)
+        stride = self._stride(info.form, info.lane)
+        lanes = 1 if info.lane is None else info.lane.src[0].arg
+        if stride == 0 and (gate is None or not gate.shape):
+            address = self._address(index, self._offset(info.form, combo))
+            return self.emit(UOp(Ops.LOAD, index.dtype, (address, *gated), 1))
+        if stride == 1:
+            address = self._address(index, self._offset(info.form, combo))
+            return self.emit(UOp(Ops.LOAD, index.dtype, (address, *gated), lanes))
+        if stride == -1 and (gate is None or not gate.shape):
+            address = self._address(index, self._offset(info.form, combo, lanes - 1))
+            backward = self.emit(UOp(Ops.LOAD, index.dtype, (address, *gated), lanes))
+            return self._reversed(backward)
+        parts = []
+        for lane, at in enumerate(self._lane_offsets(info.form, info.lane, combo)):
+            address = self._address(index, at)
+            gated = () if gate is None else (self._lane(gate, lane),)
+            parts.append(self.emit(UOp(Ops.LOAD, index.dtype, (address, *gated), 1)))
+        return self.emit(UOp(Ops.STACK, index.dtype, tuple(parts)))
+
+    def _reversed(self, x: UOp) -> UOp:
+        lanes = tuple([self._lane(x, k) for k in reversed(range(x.shape[0]))])
+        return self.emit(UOp(Ops.STACK, x.dtype, lanes))
+
+    def _lane_offsets(self, form: LinearForm, lane: UOp | None, combo: Combo) -> list[UOp]:
+        """The value of an index in each lane, by itself."""
+        assert lane is not None
+        lanes = lane.src[0].arg
+        if self._stride(form, lane) is None:
+            offsets = self._offsets(form, lane, combo)
+            return [self._lane(offsets, k) for k in range(lanes)]
+        return [self._offset(form, combo, k) for k in range(lanes)]
+
+    def _address_values(self, index: UOp, combo: Combo) -> None:
+        """Compute what an address and its gate are made of."""
+        for node in self.nodes[index].needs:
+            self.value(node, combo)
+
+    def _store(self, store: UOp, combo: Combo) -> None:
+        """Write the lanes of a value: as a vector where they are neighbours, else one by one."""
+        index, lane = store.src[0], self.nodes[store].lane
+        info = self.nodes[index]
+        assert info.form is not None
+        self._address_values(index, combo)
+        value, gate = self._value_of(store.src[1], combo), self._gate(index, combo)
+        if gate is not None and gate.op is Ops.CONST:
+            return
+        stride = self._stride(info.form, lane)
+        if lane is None:
+            self._write(index, self._offset(info.form, combo), value, gate)
+            return
+        lanes = lane.src[0].arg
+        if stride == 0:
+            raise ValueError("the lanes of a vector are all stored to one address")
+        if stride == 1:
+            self._write(index, self._offset(info.form, combo), self._wide(value, lanes), gate)
+        elif stride == -1 and (gate is None or not gate.shape):
+            backward = self._reversed(self._wide(value, lanes))
+            self._write(index, self._offset(info.form, combo, lanes - 1), backward, gate)
+        else:
+            for k, at in enumerate(self._lane_offsets(info.form, lane, combo)):
+                one = None if gate is None else self._lane(gate, k)
+                self._write(index, at, self._lane(value, k), one)
+
+    def _write(self, index: UOp, offset: UOp, value: UOp, gate: UOp | None) -> None:
+        """A STORE, in the innermost loop."""
+        address = self._address(index, offset)
+        src = (address, value) if gate is None else (address, value, gate)
+        self.scopes[-1].lines.append(UOp(Ops.STORE, dtypes.void, src))
+
+    # ------------------------------------------------------------ reductions
+
+    def _reduce_all(self, wanted: int) -> None:
+        """Compute the REDUCEs of a set, as far as the loops around them are open, in order.
+
+        Those that go over the same ranges in the same loops share the new loops, unless one needs
+        the other.
+        """
+        open_bits = sum(scope.bit for scope in self.scopes)
+        ready = []
+        for number in _bits(wanted):
+            info = self.nodes[self.reductions[number]]
+            if not info.mask & self.loop_mask & ~open_bits:
+                ready.append(number)
+        for number in ready:
+            first = self.reductions[number]
+            if self._known(first, self.no_tiles) is not None:
+                continue
+            group, members = [first], 1 << number
+            outer = self.nodes[first].mask & self.loop_mask
+            for other in ready:
+                node = self.reductions[other]
+                info = self.nodes[node]
+                if (
+                    other > number
+                    and node.src[1:] == first.src[1:]
+                    and info.mask & self.loop_mask == outer
+                    and not info.reduces & members
+                    and self._known(node, self.no_tiles) is None
+                    and self._is_ready(info.reduces & ~(1 << other))
+                ):
+                    group.append(node)
+                    members |= 1 << other
+            self._reduce(group)
+
+    def _is_ready(self, needed: int) -> bool:
+        """Whether the REDUCEs of a set are computed, or can be inside of the loops about to open.
+
+        The order of numbers is one of dependence, so a later member of a group may need one that
+        comes between; then it waits for its own turn.
+        """
+        open_bits = sum(scope.bit for scope in self.scopes)
+        for number in _bits(needed):
+            node = self.reductions[number]
+            outside = self.nodes[node].mask & self.loop_mask & ~open_bits
+            if not outside and self._known(node, self.no_tiles) is None:
+                return False
+        return True
+
+    def _reduce(self, group: list[UOp]) -> None:
+        """Compute REDUCEs over the same ranges: registers, loops, and what is left in the end."""
+        over = [r for r in group[0].src[1:] if r.op is Ops.RANGE]
+        bits = sum(1 << r.arg.axis for r in over)
+        loops = [(bit, loop) for bit, loop in self.loops if bit & bits]
+        own = [k for k, b in enumerate(self.tile_bits) if b & bits]
+        lane = next((r for r in over if r.arg.kind is AxisType.VEC), None)
+        depth = self._depth(self.nodes[group[0]].mask)
+        inner, self.scopes = self.scopes[depth + 1 :], self.scopes[: depth + 1]
+        self.depths.clear()
+
+        counts = [math.prod(self.tile_sizes[k] for k in self.nodes[q].tiles) for q in group]
+        separate = self._separate(own, sum(counts))
+        registers: list[dict[tuple[Combo, Combo], _Accumulator]] = []
+        for q in group:
+            mine: dict[tuple[Combo, Combo], _Accumulator] = {}
+            for outer in self._combos(self.nodes[q].tiles):
+                for at in self._combos(separate):
+                    mine[outer, at] = _Accumulator(outer, at, self._identity(q, lane))
+            registers.append(mine)
+        accumulators = [a for mine in registers for a in mine.values()]
+        if loops:
+            for a in accumulators:
+                lanes = a.value.shape[0] if a.value.shape else 1
+                arg = RegArg(self.next_register, lanes)
+                a.register = UOp(Ops.DEFINE_REG, a.value.dtype, (a.value,), arg)
+                self.next_register += 1
+                self.scopes[-1].lines.append(a.register)
+                a.value = a.register
+            for bit, loop in loops:
+                self._open(bit, loop)
+            for a in accumulators:  # what it holds is another value in each iteration
+                self.home[a.value] = len(self.scopes) - 1
+        below = 0
+        for q in group:
+            below |= self.nodes[q.src[0]].reduces
+        self._reduce_all(below)
+        for step in self._combos(own):
+            at = tuple([p if k in separate else 0 for k, p in enumerate(step)])
+            for q, mine in zip(group, registers, strict=True):
+                for combo in self._combos(self.nodes[q].tiles, step):
+                    outer = tuple([0 if k in own else p for k, p in enumerate(combo)])
+                    a = mine[outer, at]
+                    a.value = self._accumulate(q, combo, a.value)
+        if loops:
+            for a in accumulators:
+                assert a.register is not None
+                update = UOp(Ops.STORE, dtypes.void, (a.register, a.value))
+                self.scopes[-1].lines.append(update)
+            for _ in loops:
+                end = self._close()
+            for a in accumulators:
+                assert a.register is not None
+                a.value = UOp(Ops.AFTER, a.register.dtype, (a.register, end))
+                self.home[a.value] = depth
+                self.scopes[-1].lines.append(a.value)
+        for q, mine in zip(group, registers, strict=True):
+            for outer in self._combos(self.nodes[q].tiles):
+                values = [mine[outer, at].value for at in self._combos(separate)]
+                total = self._tree(q, values)
+                if lane is not None:
+                    total = self._horizontal(q, total)
+                self._remember(q, outer, total)
+        self.scopes += inner
+        self.depths.clear()
+
+    def _separate(self, own: list[int], accumulators: int) -> list[int]:
+        """The tiles of a reduction that get accumulators of their own."""
+        found: list[int] = []
+        if not self.kernel.strict:
+            for k in reversed(own):
+                if accumulators * self.tile_sizes[k] <= ENOUGH_ACCUMULATORS:
+                    found.insert(0, k)
+                    accumulators *= self.tile_sizes[k]
+        return found
+
+    def _identity(self, q: UOp, lane: UOp | None) -> UOp:
+        """What a reduction starts from, in as many lanes as it has."""
+        value = {Ops.ADD: 0, Ops.MUL: 1, Ops.MAX: q.dtype.min}[q.arg.op]
+        start = self.emit(UOp.const(value, q.dtype))
+        lane = self.nodes[q.src[0]].lane if lane is None else lane
+        return start if lane is None else self._wide(start, lane.src[0].arg)
+
+    def _combine(self, q: UOp, a: UOp, b: UOp) -> UOp:
+        op = (_COMBINE_BOOL if q.dtype is dtypes.bool else _COMBINE)[q.arg.op]
+        return self.emit(UOp(op, q.dtype, (a, b)))
+
+    def _accumulate(self, q: UOp, combo: Combo, total: UOp) -> UOp:
+        """One step of a reduction. The product and the sum of a float are fused."""
+        value, lanes = q.src[0], total.shape[0] if total.shape else 1
+
+        def get(node: UOp) -> UOp:
+            x = self.value(node, combo)
+            return self._wide(x, lanes) if lanes > 1 else x
+
+        if q.arg.op is Ops.ADD and value.op is Ops.MUL and q.dtype in _FUSED:
+            a, b = get(value.src[0]), get(value.src[1])
+            return self.emit(UOp(Ops.MULACC, q.dtype, (a, b, total)))
+        return self._combine(q, total, get(value))
+
+    def _tree(self, q: UOp, values: list[UOp]) -> UOp:
+        """Several values combined two by two."""
+        while len(values) > 1:
+            pairs = [
+                self._combine(q, a, b) for a, b in zip(values[::2], values[1::2], strict=False)
+            ]
+            values = pairs + values[2 * len(pairs) :]
+        return values[0]
+
+    def _horizontal(self, q: UOp, x: UOp) -> UOp:
+        """The lanes of a vector combined: its two halves as vectors, again and again."""
+        rest: list[UOp] = []
+        while x.shape:
+            count = x.shape[0]
+            half = count // 2
+            if count % 2:
+                rest.append(self._lane(x, count - 1))
+            lanes = [self._lane(x, k) for k in range(2 * half)]
+            if half == 1:
+                x = self._combine(q, *lanes)
+            else:
+                low, high = (
+                    self.emit(UOp(Ops.STACK, q.dtype, tuple(part)))
+                    for part in (lanes[:half], lanes[half:])
+                )
+                x = self._combine(q, low, high)
+        return self._tree(q, [x, *rest])
+
+
+_FUSED = (dtypes.float32, dtypes.float64)
+
+
+def _no_tiles(combo: Combo) -> object:
+    return ()
+
+
+def _terms(form: LinearForm) -> tuple[UOp, ...]:
+    """The terms of a form that need computing: a tile is a constant, a lane a number."""
+    return tuple(
+        [t for t, _ in form.terms if t.op is not Ops.RANGE or t.arg.kind not in _POSITIONAL]
+    )
+
+
+_POSITIONAL = (AxisType.UPCAST, AxisType.UNROLL, AxisType.VEC)
+
+
+def _bits(numbers: int) -> list[int]:
+    """The members of a set, smallest first."""
+    found = []
+    while numbers:
+        low = numbers & -numbers
+        found.append(low.bit_length() - 1)
+        numbers ^= low
+    return found
+
+
+def _constants_of(x: UOp, lanes: int) -> list[int] | None:
+    """The integers in the lanes of a value, if they are known."""
+    if x.dtype.kind not in "xb":
+        return None
+    if x.op is Ops.CONST:
+        return [x.arg] * lanes
+    if x.op is Ops.STACK and all(s.op is Ops.CONST for s in x.src):
+        return [s.arg for s in x.src]
+    return None
+
+
+# Of indices and conditions only: they are exact, and where tiles have made them constants the
+# rest of an address or a gate depends on it. Quotients are of numbers that are not negative.
+_FOLD: dict[Ops, Callable[..., int]] = {
+    Ops.ADD: lambda a, b: a + b,
+    Ops.MUL: lambda a, b: a * b,
+    Ops.FLOORDIV: lambda a, b: a // b if b else 0,
+    Ops.FLOORMOD: lambda a, b: a % b if b else 0,
+    Ops.CDIV: lambda a, b: a // b if b else 0,
+    Ops.CMOD: lambda a, b: a % b if b else 0,
+    Ops.SHR: lambda a, b: a >> b,
+    Ops.MAX: max,
+    Ops.AND: lambda a, b: a & b,
+    Ops.OR: lambda a, b: a | b,
+    Ops.XOR: lambda a, b: a ^ b,
+    Ops.CMPLT: lambda a, b: a < b,
+    Ops.CMPNE: lambda a, b: a != b,
+    Ops.CMPEQ: lambda a, b: a == b,
+    Ops.WHERE: lambda c, a, b: a if c else b,
+}

@@ -1,0 +1,92 @@
+"""Index arithmetic: flat offsets, their linear forms, and division that machines are quick at."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from tiny._core.symbolic import simplify
+from tiny.codegen.lower.decompose import lower_division
+from tiny.dtype import dtypes
+from tiny.uop.ops import Ops, UOp
+
+__all__ = ["LinearForm", "flatten_indices", "is_linear", "linear_form", "lower_index_division"]
+
+
+class LinearForm(NamedTuple):
+    """sum(factor * term) + constant. A term is a RANGE, or a node that no sum can see into."""
+
+    constant: int
+    terms: tuple[tuple[UOp, int], ...]
+
+
+def flatten_indices(sink: UOp) -> UOp:
+    """INDEX(PARAM, i0, i1, …[, gate]) -> INDEX(PARAM, offset[, gate]), row-major and simplified.
+
+    A gate that always holds is dropped.
+    """
+    new: dict[UOp, UOp] = {}
+    for node in sink.postorder():
+        src = tuple([new[s] for s in node.src])
+        if node.op is Ops.INDEX:
+            shape = src[0].arg.shape
+            offset, stride = UOp.const(0, dtypes.index), 1
+            for k in reversed(range(len(shape))):
+                offset = offset + src[1 + k] * stride
+                stride *= shape[k]
+            src = (src[0], offset, *src[1 + len(shape) :])
+        new[node] = node if src == node.src else node.replace(src=src)
+    return _without_true_gates(simplify(new[sink]))
+
+
+def _without_true_gates(sink: UOp) -> UOp:
+    new: dict[UOp, UOp] = {}
+    for node in sink.postorder():
+        src = tuple([new[s] for s in node.src])
+        if node.op is Ops.INDEX and len(src) == 3 and src[2].op is Ops.CONST and src[2].arg:
+            src = src[:2]
+        new[node] = node if src == node.src else node.replace(src=src)
+    return new[sink]
+
+
+def lower_index_division(sink: UOp) -> UOp:
+    """Division and modulo of indices as shifts and masks, or truncating where that is the same."""
+    new: dict[UOp, UOp] = {}
+    for node in sink.postorder():
+        src = tuple([new[s] for s in node.src])
+        node_now = node if src == node.src else node.replace(src=src)
+        if node.dtype is dtypes.index and node.op in (Ops.FLOORDIV, Ops.FLOORMOD):
+            quick = lower_division(node_now)
+            if quick is None and node.src[0].vmin >= 0 and node.src[1].vmin > 0:
+                op = Ops.CDIV if node.op is Ops.FLOORDIV else Ops.CMOD
+                quick = node_now.replace(op=op)
+            node_now = node_now if quick is None else quick
+        new[node] = node_now
+    return new[sink]
+
+
+def is_linear(node: UOp) -> bool:
+    """Whether a node is a sum or a multiple of indices, that is, more than one term by itself."""
+    if node.dtype is not dtypes.index:
+        return False
+    if node.op is Ops.MUL:
+        return node.src[0].op is Ops.CONST or node.src[1].op is Ops.CONST
+    return node.op in (Ops.ADD, Ops.SUB)
+
+
+def linear_form(node: UOp) -> LinearForm:
+    """An index as a linear form; its terms in order of first appearance."""
+    constant, factors = 0, dict[UOp, int]()
+    stack = [(node, 1)]
+    while stack:
+        x, factor = stack.pop()
+        if x.op is Ops.CONST:
+            constant += factor * x.arg
+        elif not is_linear(x):
+            factors[x] = factors.get(x, 0) + factor
+        elif x.op is Ops.MUL:
+            a, b = x.src if x.src[1].op is Ops.CONST else x.src[::-1]
+            stack.append((a, factor * b.arg))
+        else:
+            stack.append((x.src[1], -factor if x.op is Ops.SUB else factor))
+            stack.append((x.src[0], factor))
+    return LinearForm(constant, tuple((x, f) for x, f in factors.items() if f))

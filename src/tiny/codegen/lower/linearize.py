@@ -1,0 +1,20 @@
+"""The passes between a tiled kernel and a linear program, in their order."""
+
+from __future__ import annotations
+
+from tiny.codegen.lower.decompose import decompose
+from tiny.codegen.lower.expand import expand
+from tiny.codegen.lower.indices import flatten_indices, lower_index_division
+from tiny.codegen.lower.tiled import TiledKernel
+from tiny.uop.ops import UOp
+from tiny.uop.target import Target
+
+__all__ = ["linearize"]
+
+
+def linearize(kernel: TiledKernel, target: Target) -> tuple[UOp, ...]:
+    """The operations of a kernel in execution order, all of them ones that the target has."""
+    sink = flatten_indices(kernel.sink)
+    sink = decompose(sink, target)
+    sink = lower_index_division(sink)
+    return expand(kernel, sink)

@@ -1,0 +1,37 @@
+"""The names of optimisations: what can be done to an axis of a kernel."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import NamedTuple
+
+__all__ = ["KernelOptError", "Opt", "OptOps"]
+
+
+class KernelOptError(Exception):
+    """An Opt that can not be applied to a kernel; the message names the rule it broke."""
+
+
+class OptOps(Enum):
+    """What an Opt does to an axis."""
+
+    UPCAST = 1  # compute n neighbours of an output axis at once, in registers
+    UNROLL = 2  # n steps of a reduction in one
+    VEC = 3  # the lanes of vectors lie along the axis
+    SWAP = 4  # exchange two loops
+
+    def __repr__(self) -> str:
+        return f"OptOps.{self.name}"
+
+
+class Opt(NamedTuple):
+    """One optimisation: `op` on the axis numbered `axis`, with a number.
+
+    Axes are counted outputs first, then reductions, as the kernel numbers them, and keep their
+    numbers whatever was applied before; UNROLL counts from the first reduction. `arg` is the
+    number of elements for UPCAST, UNROLL and VEC, the other axis for SWAP.
+    """
+
+    op: OptOps
+    axis: int
+    arg: int

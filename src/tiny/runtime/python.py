@@ -1,0 +1,362 @@
+"""The PYTHON device: linear programs interpreted one operation at a time. It defines the results.
+
+Slow and obvious. Values are NumPy scalars or one-dimensional arrays (the lanes of a vector), so
+that each operation rounds and wraps as its dtype does.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+
+from tiny._core.launch import HostMemory
+from tiny.codegen.program import LinearProgram, ProgramParam
+from tiny.device import Compiled, Compiler, HostAllocator
+from tiny.dtype import DType, _to_np_dtype, dtypes
+from tiny.renderer import Renderer
+from tiny.uop.ops import GroupOp, Ops, UOp
+from tiny.uop.printing import list_text
+from tiny.uop.target import Target
+
+__all__ = ["PYTHONDevice", "interpret"]
+
+Value = Any  # a NumPy scalar, or an array of the lanes
+
+
+class PythonRenderer(Renderer):
+    """The text of a program, for people: it is interpreted as it is."""
+
+    def render(self, program: LinearProgram) -> str:
+        return list_text(program.uops, len(program.uops))
+
+
+class PythonCompiler(Compiler):
+    """Nothing to compile: the binary is the text."""
+
+    def compile(self, source: str, name: str) -> bytes:
+        return source.encode()
+
+    def disassemble(self, binary: bytes) -> str:
+        return binary.decode()
+
+
+class PythonProgram:
+    """A linear program on memory of the host."""
+
+    def __init__(self, program: LinearProgram) -> None:
+        self.program = program
+        self.names = [v.arg.name for v in program.variables]
+
+    def __call__(
+        self, buffers: tuple[HostMemory, ...], variables: tuple[int | float, ...] = ()
+    ) -> None:
+        arrays = [
+            _elements(memory, p) for memory, p in zip(buffers, self.program.params, strict=True)
+        ]
+        interpret(self.program, arrays, dict(zip(self.names, variables, strict=True)))
+
+
+def _elements(memory: HostMemory, param: ProgramParam) -> np.ndarray:
+    """The memory of a buffer as a flat array of its dtype."""
+    nbytes = math.prod(param.shape) * param.dtype.itemsize
+    np_dtype = _to_np_dtype(param.dtype)
+    assert np_dtype is not None
+    return np.frombuffer(memoryview(memory), np.uint8)[:nbytes].view(np_dtype)
+
+
+class PYTHONDevice(Compiled):
+    """The device PYTHON: everything native, vectors of 64 bytes, in the memory of the host."""
+
+    def __init__(self, name: str, options: str = "") -> None:
+        target = Target(
+            device=name,
+            arch="",
+            features=frozenset(),
+            vector_bytes=64,
+            dtypes=frozenset(dtypes.all),
+            native_ops=frozenset(Ops) - {Ops.THREEFRY},
+            max_buffers=1 << 16,
+        )
+        super().__init__(
+            name, target, HostAllocator(name), PythonRenderer(target), PythonCompiler()
+        )
+
+    def load(self, name: str, binary: bytes, program: LinearProgram) -> PythonProgram:
+        return PythonProgram(program)
+
+
+def interpret(
+    program: LinearProgram,
+    buffers: Sequence[np.ndarray],
+    variables: Mapping[str, int | float],
+) -> None:
+    """Run a program on flat arrays, one for each of `program.params`.
+
+    IndexError if an access that is executed is out of bounds; KeyError if a variable has no value.
+    """
+    memory = {p.slot: array for p, array in zip(program.params, buffers, strict=True)}
+    with np.errstate(all="ignore"):
+        _Run(program.uops, memory, variables).run()
+
+
+class _Run:
+    """One run: the place in the list, and the value of each operation executed so far."""
+
+    def __init__(
+        self,
+        uops: Sequence[UOp],
+        memory: dict[int, np.ndarray],
+        variables: Mapping[str, int | float],
+    ) -> None:
+        self.uops, self.memory, self.variables = uops, memory, variables
+        self.values: dict[UOp, Value] = {}
+        self.jump = _matching_ends(uops)
+
+    def run(self) -> None:
+        at, values = 0, self.values
+        while at < len(self.uops):
+            uop = self.uops[at]
+            if uop.op is Ops.RANGE:
+                values[uop] = np.int64(0)
+            elif uop.op is Ops.END:
+                loop = uop.src[0]
+                values[loop] += 1
+                if values[loop] < values[loop.src[0]]:
+                    at = self.jump[at]
+            elif uop.op is Ops.IF:
+                if not values[uop.src[0]]:
+                    at = self.jump[at]
+            elif uop.op is Ops.STORE:
+                self.store(uop)
+            elif uop.op in GroupOp.Elementwise:
+                values[uop] = _elementwise(uop, [values[s] for s in uop.src])
+            elif uop.op is not Ops.ENDIF:
+                values[uop] = self.value(uop)
+            at += 1
+
+    def value(self, uop: UOp) -> Value:
+        """The value of an operation that is neither arithmetic nor a step in the list."""
+        op = uop.op
+        src: list[Value] = [self.values.get(s) for s in uop.src]
+        if op is Ops.CONST:
+            return _as(uop.arg, uop.dtype)
+        if op is Ops.DEFINE_VAR:
+            return _as(self.variables[uop.arg.name], uop.dtype)
+        if op is Ops.PARAM:
+            return self.memory[uop.arg.slot]
+        if op is Ops.INDEX or op is Ops.DEFINE_REG:
+            return src[-1]  # the offset; what the register holds first
+        if op is Ops.LOAD:
+            return self.load(uop)
+        if op is Ops.AFTER:
+            return src[0]
+        if op is Ops.EXPAND:
+            return np.full(uop.arg, src[0])
+        if op is Ops.STACK:
+            return np.array(src, dtype=_to_np_dtype(uop.dtype))
+        if op is Ops.GEP:
+            return src[0][uop.arg]
+        raise NotImplementedError(f"PYTHON: {op!r} is no operation of a linear program")
+
+    def load(self, uop: UOp) -> Value:
+        index = uop.src[0]
+        array, start, lanes = self.values[index.src[0]], int(self.values[index]), uop.arg
+        on = np.ones(lanes, bool)
+        if len(uop.src) > 1:
+            on &= self.values[uop.src[1]]
+        found = np.zeros(lanes, _to_np_dtype(uop.dtype))
+        places = np.arange(start, start + lanes)[on]
+        _check_bounds(places, array, index)
+        found[on] = array[places]
+        return found if uop.shape else found[0]
+
+    def store(self, uop: UOp) -> None:
+        to, value = uop.src[0], self.values[uop.src[1]]
+        if to.op is Ops.DEFINE_REG:
+            self.values[to] = value
+            return
+        array, start = self.values[to.src[0]], int(self.values[to])
+        lanes = np.atleast_1d(value)
+        on = np.ones(len(lanes), bool)
+        if len(uop.src) > 2:
+            on &= self.values[uop.src[2]]
+        places = np.arange(start, start + len(lanes))[on]
+        _check_bounds(places, array, to)
+        array[places] = lanes[on]
+
+
+def _check_bounds(places: np.ndarray, array: np.ndarray, index: UOp) -> None:
+    if len(places) and (places[0] < 0 or places[-1] >= len(array)):
+        raise IndexError(
+            f"PYTHON: element {places[0]} to {places[-1]} of buffer {index.src[0].arg.slot}, "
+            f"which has {len(array)}"
+        )
+
+
+def _matching_ends(uops: Sequence[UOp]) -> dict[int, int]:
+    """From the place of each END to that of its RANGE, and from that of each IF to its ENDIF."""
+    starts = {u: k for k, u in enumerate(uops) if u.op in (Ops.RANGE, Ops.IF)}
+    found = {}
+    for k, u in enumerate(uops):
+        if u.op is Ops.END:
+            found[k] = starts[u.src[0]]
+        elif u.op is Ops.ENDIF:
+            found[starts[u.src[0]]] = k
+    return found
+
+
+def _as(value: Any, dtype: DType) -> Value:
+    """A Python number as a NumPy scalar."""
+    return _scalar(np.array(value).astype(_to_np_dtype(dtype)))
+
+
+def _scalar(x: Any) -> Value:
+    """An array of no dimensions as a scalar; others as they are."""
+    return x[()]
+
+
+# ---------------------------------------------------------------- arithmetic
+
+
+def _elementwise(uop: UOp, src: list[Value]) -> Value:
+    if uop.op is Ops.CAST:
+        return _cast(src[0], uop.src[0].dtype, uop.dtype)
+    if uop.op is Ops.BITCAST:
+        return _scalar(np.asarray(src[0]).view(_to_np_dtype(uop.dtype)))
+    return _OPERATIONS[uop.op](*src)
+
+
+def _cast(x: Value, source: DType, dtype: DType) -> Value:
+    """A conversion. Floats become integers by truncation; NaN becomes 0."""
+    if dtype is dtypes.bool:
+        return x != 0
+    if not dtypes.is_float(source) or dtypes.is_float(dtype):
+        return _scalar(np.asarray(x).astype(_to_np_dtype(dtype)))
+    # saturated as a wider integer first, then wrapped: what machines do
+    wide = np.trunc(np.where(np.isnan(x), 0.0, np.asarray(x, np.float64)))
+    if dtype is dtypes.uint64:
+        positive = np.where(wide >= 2.0**64, np.uint64(2**64 - 1), _exact(wide, np.uint64, 2.0**64))
+        return _scalar(np.where(wide < 0, _saturate(wide, np.int64).astype(np.uint64), positive))
+    through = np.int64 if dtype.itemsize == 8 or dtype is dtypes.uint32 else np.int32
+    return _scalar(_saturate(wide, through).astype(_to_np_dtype(dtype)))
+
+
+def _saturate(x: np.ndarray, kind: type) -> np.ndarray:
+    """The integer parts of floats as integers, those too large as the largest."""
+    info = np.iinfo(kind)
+    low, high = float(info.min), float(info.max) + (kind is np.int32)
+    inside = _exact(np.where(x < low, low, x), kind, high)
+    return np.where(x >= high, kind(info.max), inside)
+
+
+def _exact(x: np.ndarray, kind: type, above: float) -> np.ndarray:
+    """Floats in range as integers; 0 for others."""
+    return np.where((x < above) & (x > -above - 1), x, 0.0).astype(kind)
+
+
+def _divide(floor: bool) -> Callable[[Value, Value], Value]:
+    """Quotients of integers; 0 for the divisor 0; the smallest by -1 wraps."""
+
+    def divide(a: Value, b: Value) -> Value:
+        safe = np.where(b == 0, np.ones_like(b), b)
+        minus = safe == -1 if np.asarray(b).dtype.kind == "i" else np.zeros_like(safe, bool)
+        plain = np.where(minus, np.ones_like(safe), safe)
+        quotient, rest = np.floor_divide(a, plain), np.remainder(a, plain)
+        if not floor:  # towards zero instead
+            quotient = quotient + ((rest != 0) & ((a < 0) != (plain < 0))).astype(quotient.dtype)
+        quotient = np.where(minus, np.negative(a), quotient)
+        return _scalar(np.where(b == 0, np.zeros_like(quotient), quotient))
+
+    return divide
+
+
+def _modulo(floor: bool) -> Callable[[Value, Value], Value]:
+    """a - quotient * b, 0 for the divisor 0."""
+    divide = _divide(floor)
+    return lambda a, b: _scalar(np.where(b == 0, np.zeros_like(a), a - divide(a, b) * b))
+
+
+def _shift(left: bool) -> Callable[[Value, Value], Value]:
+    """Shifts by any amount: all bits are gone at the width."""
+
+    def shift(a: Value, b: Value) -> Value:
+        width = np.asarray(a).dtype.itemsize * 8
+        outside = (b < 0) | (b >= width)
+        amount = np.where(outside, np.zeros_like(b), b)
+        if left:
+            return _scalar(np.where(outside, np.zeros_like(a), np.left_shift(a, amount)))
+        gone = np.where(a < 0, np.negative(np.ones_like(a)), np.zeros_like(a))
+        return _scalar(np.where(outside, gone, np.right_shift(a, amount)))
+
+    return shift
+
+
+def _maximum(a: Value, b: Value) -> Value:
+    """The larger; NaN if one is; b if they are equal (-0.0 and 0.0 are)."""
+    return _scalar(np.where((a > b) | (a != a), a, b))
+
+
+def _fused(a: Value, b: Value, c: Value) -> Value:
+    """a * b + c, rounded once."""
+    if np.asarray(a).dtype == np.float32:
+        product = np.multiply(a, b, dtype=np.float64)  # exact
+        high = product + c
+        # what was lost in high, exactly (Knuth); then the last bit says whether anything was, so
+        # that rounding high again is rounding the exact sum (Boldo and Melquiond, 2008)
+        part = high - product
+        lost = (product - (high - part)) + (c - part)
+        even = (np.asarray(high).view(np.int64) & 1) == 0
+        towards = np.where(lost > 0, np.inf, -np.inf)
+        odd = np.where(even & (lost != 0) & np.isfinite(lost), np.nextafter(high, towards), high)
+        return _scalar(odd.astype(np.float32))
+    if np.ndim(a):
+        return np.array([_fused(*lane) for lane in zip(a, b, c, strict=True)])
+    plain = a * b + c
+    if not (np.isfinite(a) and np.isfinite(b) and np.isfinite(c)) or a == 0 or b == 0:
+        return plain
+    exact = Fraction(float(a)) * Fraction(float(b)) + Fraction(float(c))
+    if exact == 0:
+        return plain
+    try:
+        return np.float64(float(exact))
+    except OverflowError:
+        return np.float64(np.inf if exact > 0 else -np.inf)
+
+
+def _in_float64(f: Callable[[Value], Value]) -> Callable[[Value], Value]:
+    """A function of floats, computed in float64 and rounded."""
+    return lambda x: _scalar(np.asarray(f(np.asarray(x, np.float64))).astype(np.asarray(x).dtype))
+
+
+_OPERATIONS: dict[Ops, Callable[..., Value]] = {
+    Ops.NEG: np.negative,
+    Ops.EXP2: _in_float64(np.exp2),
+    Ops.LOG2: _in_float64(np.log2),
+    Ops.SIN: _in_float64(np.sin),
+    Ops.SQRT: np.sqrt,
+    Ops.RECIPROCAL: lambda x: np.divide(np.ones_like(x), x),
+    Ops.TRUNC: np.trunc,
+    Ops.ADD: np.add,
+    Ops.MUL: np.multiply,
+    Ops.SUB: np.subtract,
+    Ops.FDIV: np.divide,
+    Ops.FLOORDIV: _divide(floor=True),
+    Ops.FLOORMOD: _modulo(floor=True),
+    Ops.CDIV: _divide(floor=False),
+    Ops.CMOD: _modulo(floor=False),
+    Ops.SHL: _shift(left=True),
+    Ops.SHR: _shift(left=False),
+    Ops.MAX: _maximum,
+    Ops.CMPLT: np.less,
+    Ops.CMPNE: np.not_equal,
+    Ops.CMPEQ: np.equal,
+    Ops.XOR: np.bitwise_xor,
+    Ops.OR: np.bitwise_or,
+    Ops.AND: np.bitwise_and,
+    Ops.WHERE: lambda c, a, b: _scalar(np.where(c, a, b)),
+    Ops.MULACC: _fused,
+}
