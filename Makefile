@@ -32,15 +32,14 @@ format: $(VENV)/with-lint
 	$(PY) -m ruff format
 
 # the suite against an installed wheel, in a folder with no sources in or above it
-wheel-test: WORK := $(shell mktemp -d)
 wheel-test:
-	$(PYTHON) -m pip --disable-pip-version-check -q wheel --no-deps -w $(WORK)/dist .
-	$(PYTHON) -m venv $(WORK)/venv
-	$(WORK)/venv/bin/python -m pip --disable-pip-version-check -q install \
-	    "$$(ls $(WORK)/dist/tiny-*.whl)[test]"
-	cp -r tests pyproject.toml $(WORK)/
-	cd $(WORK) && venv/bin/python -m pytest -n $(JOBS) $(ARGS)
-	rm -rf $(WORK)
+	set -e; work=$$(mktemp -d); trap "rm -rf $$work" EXIT; \
+	$(PYTHON) -m venv $$work/venv; \
+	pip="$$work/venv/bin/python -m pip --disable-pip-version-check -q"; \
+	$$pip wheel --no-deps -w $$work/dist .; \
+	$$pip install "$$(ls $$work/dist/tiny-*.whl)[test]"; \
+	cp -r tests pyproject.toml $$work/; \
+	cd $$work && venv/bin/python -m pytest -n $(JOBS) $(ARGS)
 
 # PyTorch: the tests that compare with it are skipped without
 torch: $(VENV)/with-torch
