@@ -237,7 +237,7 @@ SCACHE = ContextVar("SCACHE", 1, effective=False)
 FUSE_OPTIM = ContextVar("FUSE_OPTIM", 0, effective=False)
 RING = ContextVar("RING", 1, effective=False)
 MAX_KERNEL_BUFFERS = ContextVar("MAX_KERNEL_BUFFERS", 0, effective=False)
-NULL_ALLOW_COPYOUT = ContextVar("NULL_ALLOW_COPYOUT", 0, effective=False)
+NULL_ALLOW_COPYOUT = ContextVar("NULL_ALLOW_COPYOUT", 0)  # reading NULL gives zeros
 EMULATED_DTYPES = ContextVar("EMULATED_DTYPES", "", effective=False)
 STRICT_REDUCE = ContextVar("STRICT_REDUCE", 0, effective=False)
 

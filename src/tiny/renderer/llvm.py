@@ -1,0 +1,689 @@
+"""LLVM IR for CPUs: one function a kernel, in the form in which LLVM needs no passes.
+
+`void kernel(ptr buffers, ptr variables, ptr scratch_of_thread, ptr scratch_shared, i64 begin,
+i64 end)`. Loops test at their end; induction variables and registers are phi nodes, so nothing is
+on the stack. Every operation is total: no division, shift or conversion is undefined. Vectors
+have any number of lanes. A bool is an i8 in memory and an i1 in a register; a float of 16 or 8
+bits is an integer of that size until it is converted.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Callable
+
+from tiny.codegen.program import LinearProgram
+from tiny.dtype import DType, dtypes, float_to_fp8, truncate
+from tiny.renderer import Renderer
+from tiny.uop.ops import AxisType, Ops, UOp
+from tiny.uop.target import Target
+
+__all__ = ["LLVMRenderer"]
+
+ARGUMENTS = "ptr %buffers, ptr %variables, ptr %scratch, ptr %shared, i64 %begin, i64 %end"
+
+_BINARY = {
+    Ops.ADD: ("add", "fadd", "or"),
+    Ops.SUB: ("sub", "fsub", "xor"),
+    Ops.MUL: ("mul", "fmul", "and"),
+    Ops.XOR: ("xor", None, "xor"),
+    Ops.OR: ("or", None, "or"),
+    Ops.AND: ("and", None, "and"),
+    Ops.FDIV: (None, "fdiv", None),
+}  # of integers, floats, bools
+
+_COMPARE = {
+    Ops.CMPLT: ("slt", "ult", "olt"),
+    Ops.CMPNE: ("ne", "ne", "une"),
+    Ops.CMPEQ: ("eq", "eq", "oeq"),
+}  # of signed and unsigned integers, and floats
+
+
+class LLVMRenderer(Renderer):
+    """Renders for the CPU whose features stand in the target."""
+
+    def render(self, program: LinearProgram) -> str:
+        """The text of a module with the one function `program.name`."""
+        return _Function(program, self.target).text()
+
+
+def memory_type(dtype: DType) -> str:
+    """The type of an element in memory."""
+    return "i8" if dtype is dtypes.bool else register_type(dtype)
+
+
+def register_type(dtype: DType, lanes: int = 1) -> str:
+    """The type of a value, `lanes` of them if more than one."""
+    if dtype is dtypes.bool:
+        scalar = "i1"
+    elif dtype.kind == "x":
+        scalar = "i64"
+    elif dtype is dtypes.float32:
+        scalar = "float"
+    elif dtype is dtypes.float64:
+        scalar = "double"
+    elif dtype.kind in "iuf8":
+        scalar = f"i{dtype.bitsize}"
+    else:
+        raise TypeError(f"LLVM: a value of dtype {dtype.name} has no place in a kernel")
+    return scalar if lanes == 1 else f"<{lanes} x {scalar}>"
+
+
+def constant(value: bool | int | float, dtype: DType) -> str:
+    """A scalar constant, floats exactly."""
+    if dtype is dtypes.bool:
+        return "true" if value else "false"
+    if dtype in (dtypes.float32, dtypes.float64):
+        value = truncate[dtype](value)
+        if math.isnan(value):
+            return "0x7FF8000000000000"
+        return f"0x{struct.unpack('<Q', struct.pack('<d', value))[0]:016X}"
+    if dtype is dtypes.float16:
+        return str(struct.unpack("<H", struct.pack("<e", truncate[dtype](value)))[0])
+    if dtype is dtypes.bfloat16:
+        return str(struct.unpack("<I", struct.pack("<f", truncate[dtype](value)))[0] >> 16)
+    if dtype.kind == "8":
+        return str(float_to_fp8(value, dtype))
+    return str(int(value))
+
+
+def _lanes(node: UOp) -> int:
+    shape = node.shape
+    return int(shape[0]) if shape else 1
+
+
+def _intrinsic_type(dtype: DType, lanes: int) -> str:
+    """A type as it stands in the name of an intrinsic."""
+    scalar = f"f{dtype.bitsize}" if dtype.kind == "f" else f"i{dtype.bitsize}"
+    return scalar if lanes == 1 else f"v{lanes}{scalar}"
+
+
+def _is_computed(dtype: DType) -> bool:
+    """Whether a float of this dtype is held as a float."""
+    return dtype is dtypes.float32 or dtype is dtypes.float64
+
+
+class _Function:
+    """One function being written, top to bottom."""
+
+    def __init__(self, program: LinearProgram, target: Target) -> None:
+        self.program, self.target = program, target
+        self.lines: list[str] = []
+        self.declared: dict[str, None] = {}
+        self.names: dict[UOp, str] = {}
+        self.registers: dict[UOp, str] = {}  # what each DEFINE_REG holds at this line
+        self.count = 0
+        self.label = "entry"  # of the basic block being written
+        self.carried = _carried_registers(program.uops)
+        # of each open loop: its label, and the phi nodes (line, register or None, its name)
+        self.loops: dict[UOp, tuple[str, str, list[tuple[int, UOp | None, str]]]] = {}
+        # of each open IF: where it was left, where it ends, and the registers before it
+        self.branches: dict[UOp, tuple[str, str, dict[UOp, str]]] = {}
+
+    def text(self) -> str:
+        """The whole module."""
+        for k, param in enumerate(self.program.params):
+            self.emit(f"%b{param.slot}.at = getelementptr ptr, ptr %buffers, i64 {k}")
+            self.emit(f"%b{param.slot} = load ptr, ptr %b{param.slot}.at, align 8")
+        for k, variable in enumerate(self.program.variables):
+            at = self.value(f"getelementptr i64, ptr %variables, i64 {k}")
+            self.names[variable] = self.load(at, variable.dtype, 1, align=8)
+        for node in self.program.uops:
+            self.write(node)
+        wide = ' "prefer-vector-width"="512"' if self.target.vector_bytes >= 64 else ""
+        return "\n".join(
+            [
+                f'define void @"{self.program.name}"({ARGUMENTS}) nounwind "no-builtins"{wide} {{',
+                "entry:",
+                *self.lines,
+                "  ret void",
+                "}",
+                *self.declared,
+                "",
+            ]
+        )
+
+    # ------------------------------------------------------------ lines
+
+    def emit(self, line: str) -> None:
+        self.lines.append(f"  {line}")
+
+    def value(self, line: str) -> str:
+        """A line that makes a value; its name."""
+        self.count += 1
+        name = f"%v{self.count}"
+        self.lines.append(f"  {name} = {line}")
+        return name
+
+    def begin_block(self, label: str) -> None:
+        self.lines.append(f"{label}:")
+        self.label = label
+
+    def call(self, name: str, result: str, *arguments: tuple[str, str]) -> str:
+        """The value of an intrinsic, declared if it is new. `arguments` are (type, value)."""
+        self.declared[f"declare {result} @{name}({', '.join(t for t, _ in arguments)})"] = None
+        return self.value(f"call {result} @{name}({', '.join(f'{t} {v}' for t, v in arguments)})")
+
+    # ------------------------------------------------------------ operands
+
+    def operand(self, node: UOp, lanes: int = 1) -> str:
+        """The text of a value, made `lanes` wide if it is a scalar."""
+        op = node.op
+        if op is Ops.CONST:
+            return self.splat_constant(constant(node.arg, node.dtype), node.dtype, lanes)
+        if op is Ops.DEFINE_REG or (op is Ops.AFTER and node not in self.names):
+            register = node if op is Ops.DEFINE_REG else node.src[0]
+            name = self.registers[register]
+        else:
+            name = self.names[node]
+        have = _lanes(node)
+        if have == lanes:
+            return name
+        if have != 1:
+            raise TypeError(f"LLVM: {node.op!r} has {have} lanes where {lanes} are needed")
+        return self.broadcast(name, node.dtype, lanes)
+
+    def splat_constant(self, text: str, dtype: DType, lanes: int) -> str:
+        return text if lanes == 1 else f"splat ({register_type(dtype)} {text})"
+
+    def broadcast(self, name: str, dtype: DType, lanes: int) -> str:
+        scalar, vector = register_type(dtype), register_type(dtype, lanes)
+        one = self.value(f"insertelement {vector} poison, {scalar} {name}, i64 0")
+        return self.value(
+            f"shufflevector {vector} {one}, {vector} poison, <{lanes} x i32> zeroinitializer"
+        )
+
+    # ------------------------------------------------------------ one operation
+
+    def write(self, node: UOp) -> None:
+        op = node.op
+        if (control := _CONTROL.get(op)) is not None:
+            control(self, node)
+        elif op is Ops.EXPAND:
+            self.names[node] = self.operand(node.src[0], _lanes(node))
+        elif op in (Ops.CONST, Ops.PARAM, Ops.DEFINE_VAR, Ops.SINK, Ops.NOOP, Ops.GROUP):
+            pass  # written where it is used, or in front of everything
+        elif (make := _VALUES.get(op)) is not None:
+            self.names[node] = make(self, node)
+        else:
+            raise TypeError(
+                f"LLVM: kernel {self.program.name} holds {op!r}, which no CPU computes; "
+                "it must be lowered before rendering"
+            )
+
+    # ------------------------------------------------------------ control
+
+    def begin_loop(self, node: UOp) -> None:
+        self.count += 1
+        label, before = f"loop{self.count}", self.label
+        self.emit(f"br label %{label}")
+        self.begin_block(label)
+        index = f"%i{self.count}"
+        threaded = node.arg.kind is AxisType.THREAD
+        first = "%begin" if threaded else "0"
+        # the other half of each phi is known when the loop ends
+        phis: list[tuple[int, UOp | None, str]] = [(len(self.lines), None, index)]
+        self.emit(f"{index} = phi i64 [ {first}, %{before} ], ")
+        for k, register in enumerate(self.carried[node]):
+            name, kind = f"%r{self.count}.{k}", self.type_of(register)
+            phis.append((len(self.lines), register, name))
+            self.emit(f"{name} = phi {kind} [ {self.registers[register]}, %{before} ], ")
+            self.registers[register] = name
+        size = "%end" if threaded else self.operand(node.src[0])
+        self.loops[node] = label, size, phis
+        self.names[node] = index
+
+    def end_loop(self, node: UOp) -> None:
+        for loop in node.src:
+            if loop.op is not Ops.RANGE:
+                continue
+            label, size, phis = self.loops.pop(loop)
+            following = self.value(f"add i64 {self.names[loop]}, 1")
+            more = self.value(f"icmp slt i64 {following}, {size}")
+            for line, register, _ in phis:
+                new = following if register is None else self.registers[register]
+                self.lines[line] += f"[ {new}, %{self.label} ]"
+            self.emit(f"br i1 {more}, label %{label}, label %{label}.done")
+            self.begin_block(f"{label}.done")
+
+    def begin_if(self, node: UOp) -> None:
+        self.count += 1
+        label = f"if{self.count}"
+        condition = self.operand(node.src[0])
+        self.branches[node] = self.label, f"{label}.done", dict(self.registers)
+        self.emit(f"br i1 {condition}, label %{label}, label %{label}.done")
+        self.begin_block(label)
+
+    def end_if(self, node: UOp) -> None:
+        before, after, registers = self.branches.pop(node.src[0])
+        inside = self.label
+        self.emit(f"br label %{after}")
+        self.begin_block(after)
+        for register, old in registers.items():
+            new = self.registers[register]
+            if new != old:
+                self.registers[register] = self.value(
+                    f"phi {self.type_of(register)} [ {new}, %{inside} ], [ {old}, %{before} ]"
+                )
+
+    def define_register(self, node: UOp) -> None:
+        self.registers[node] = self.operand(node.src[0], node.arg.lanes)
+
+    def after(self, node: UOp) -> None:
+        self.names[node] = self.operand(node.src[0], _lanes(node))
+
+    def type_of(self, node: UOp) -> str:
+        return register_type(node.dtype, _lanes(node))
+
+    # ------------------------------------------------------------ memory
+
+    def index(self, node: UOp) -> str:
+        buffer, offset = node.src
+        return self.value(
+            f"getelementptr {memory_type(buffer.dtype)}, ptr %b{buffer.arg.slot}, "
+            f"i64 {self.operand(offset)}"
+        )
+
+    def load_node(self, node: UOp) -> str:
+        lanes, dtype, at = node.arg, node.dtype, self.operand(node.src[0])
+        if len(node.src) == 1:
+            return self.load(at, dtype, lanes, dtype.itemsize)
+        gate = self.operand(node.src[1], lanes)
+        if lanes == 1:
+            # the first element can always be read
+            start = f"%b{node.src[0].src[0].arg.slot}"
+            at = self.value(f"select i1 {gate}, ptr {at}, ptr {start}")
+            loaded = self.load(at, dtype, 1, dtype.itemsize)
+            zero = constant(0, dtype)
+            kind = register_type(dtype)
+            return self.value(f"select i1 {gate}, {kind} {loaded}, {kind} {zero}")
+        element = memory_type(dtype)
+        kind = f"<{lanes} x {element}>"
+        loaded = self.call(
+            f"llvm.masked.load.{self.vector_name(dtype, lanes)}.p0",
+            kind,
+            ("ptr", at),
+            ("i32", str(dtype.itemsize)),
+            (f"<{lanes} x i1>", gate),
+            (kind, "zeroinitializer"),
+        )
+        return self.from_memory(loaded, dtype, lanes)
+
+    def load(self, at: str, dtype: DType, lanes: int, align: int) -> str:
+        element = memory_type(dtype)
+        kind = element if lanes == 1 else f"<{lanes} x {element}>"
+        loaded = self.value(f"load {kind}, ptr {at}, align {align}")
+        return self.from_memory(loaded, dtype, lanes)
+
+    def from_memory(self, name: str, dtype: DType, lanes: int) -> str:
+        if dtype is not dtypes.bool:
+            return name
+        kind = "i8" if lanes == 1 else f"<{lanes} x i8>"
+        zero = "0" if lanes == 1 else "zeroinitializer"
+        return self.value(f"icmp ne {kind} {name}, {zero}")
+
+    def vector_name(self, dtype: DType, lanes: int) -> str:
+        """The vector in memory, as it stands in the name of an intrinsic."""
+        letter = "f" if _is_computed(dtype) else "i"
+        return f"v{lanes}{letter}{8 * dtype.itemsize}"
+
+    def store(self, node: UOp) -> None:
+        to, value = node.src[:2]
+        if to.op is Ops.DEFINE_REG:
+            self.registers[to] = self.operand(value, to.arg.lanes)
+            return
+        lanes, dtype = _lanes(value), value.dtype
+        name, at = self.operand(value, lanes), self.operand(to)
+        element = memory_type(dtype)
+        kind = element if lanes == 1 else f"<{lanes} x {element}>"
+        if dtype is dtypes.bool:
+            name = self.value(f"zext {register_type(dtype, lanes)} {name} to {kind}")
+        plain = f"store {kind} {name}, ptr {at}, align {dtype.itemsize}"
+        if len(node.src) == 2:
+            self.emit(plain)
+        elif _lanes(node.src[2]) == 1:
+            self.count += 1
+            label = f"store{self.count}"
+            gate = self.operand(node.src[2])
+            self.emit(f"br i1 {gate}, label %{label}, label %{label}.done")
+            self.begin_block(label)
+            self.emit(plain)
+            self.emit(f"br label %{label}.done")
+            self.begin_block(f"{label}.done")
+        else:
+            mask = f"<{lanes} x i1>"
+            intrinsic = f"llvm.masked.store.{self.vector_name(dtype, lanes)}.p0"
+            self.declared[f"declare void @{intrinsic}({kind}, ptr, i32, {mask})"] = None
+            self.emit(
+                f"call void @{intrinsic}({kind} {name}, ptr {at}, i32 {dtype.itemsize}, "
+                f"{mask} {self.operand(node.src[2], lanes)})"
+            )
+
+    # ------------------------------------------------------------ lanes
+
+    def stack(self, node: UOp) -> str:
+        lanes, scalar = len(node.src), register_type(node.dtype)
+        if lanes == 1:
+            return self.operand(node.src[0])
+        vector = register_type(node.dtype, lanes)
+        # constants first, as one constant
+        known = [f"{scalar} {self.operand(s)}" if s.op is Ops.CONST else f"{scalar} poison"
+                 for s in node.src]  # fmt: skip
+        name = f"<{', '.join(known)}>"
+        for k, s in enumerate(node.src):
+            if s.op is not Ops.CONST:
+                name = self.value(
+                    f"insertelement {vector} {name}, {scalar} {self.operand(s)}, i64 {k}"
+                )
+        return name
+
+    def lane(self, node: UOp) -> str:
+        source = node.src[0]
+        lanes = _lanes(source)
+        if lanes == 1:
+            return self.operand(source)
+        return self.value(
+            f"extractelement {self.type_of(source)} {self.operand(source, lanes)}, i64 {node.arg}"
+        )
+
+    # ------------------------------------------------------------ arithmetic
+
+    def arithmetic_type(self, node: UOp) -> tuple[DType, int, str]:
+        """The dtype, lanes and type of operands that arithmetic is done on."""
+        dtype = node.dtype
+        if dtype.kind in "f8" and not _is_computed(dtype):
+            raise TypeError(
+                f"LLVM: kernel {self.program.name} computes with {dtype.name}; "
+                "it must be lowered to float32 before rendering"
+            )
+        lanes = _lanes(node)
+        return dtype, lanes, register_type(dtype, lanes)
+
+    def binary(self, node: UOp) -> str:
+        dtype, lanes, kind = self.arithmetic_type(node)
+        names = _BINARY[node.op]
+        name = names[1 if dtype.kind == "f" else 2 if dtype is dtypes.bool else 0]
+        if name is None:
+            raise TypeError(f"LLVM: {node.op!r} of {dtype.name} does not exist")
+        a, b = (self.operand(s, lanes) for s in node.src)
+        return self.value(f"{name} {kind} {a}, {b}")
+
+    def compare(self, node: UOp) -> str:
+        lanes = _lanes(node)
+        dtype = node.src[0].dtype
+        if dtype.kind in "f8" and not _is_computed(dtype):
+            raise TypeError(
+                f"LLVM: kernel {self.program.name} compares {dtype.name}; "
+                "it must be lowered to float32 before rendering"
+            )
+        signed, unsigned, ordered = _COMPARE[node.op]
+        if dtype.kind == "f":
+            name = f"fcmp {ordered}"
+        else:
+            name = f"icmp {signed if dtype.kind in 'ix' else unsigned}"
+        a, b = (self.operand(s, lanes) for s in node.src)
+        return self.value(f"{name} {register_type(dtype, lanes)} {a}, {b}")
+
+    def negate(self, node: UOp) -> str:
+        dtype, lanes, kind = self.arithmetic_type(node)
+        x = self.operand(node.src[0], lanes)
+        if dtype.kind == "f":
+            return self.value(f"fneg {kind} {x}")
+        return self.value(f"sub {kind} {self.zero(dtype, lanes)}, {x}")
+
+    def zero(self, dtype: DType, lanes: int) -> str:
+        return constant(0, dtype) if lanes == 1 else "zeroinitializer"
+
+    def reciprocal(self, node: UOp) -> str:
+        dtype, lanes, kind = self.arithmetic_type(node)
+        one = self.splat_constant(constant(1, dtype), dtype, lanes)
+        return self.value(f"fdiv {kind} {one}, {self.operand(node.src[0], lanes)}")
+
+    def square_root(self, node: UOp) -> str:
+        dtype, lanes, kind = self.arithmetic_type(node)
+        x = self.operand(node.src[0], lanes)
+        return self.call(f"llvm.sqrt.{_intrinsic_type(dtype, lanes)}", kind, (kind, x))
+
+    def truncate(self, node: UOp) -> str:
+        dtype, lanes, kind = self.arithmetic_type(node)
+        x, suffix = self.operand(node.src[0], lanes), _intrinsic_type(dtype, lanes)
+        if Ops.TRUNC in self.target.native_ops:
+            return self.call(f"llvm.trunc.{suffix}", kind, (kind, x))
+        # by way of an integer, with the sign of x; what is large, or NaN, is whole already
+        whole, integer = (23, dtypes.int32) if dtype is dtypes.float32 else (52, dtypes.int64)
+        limit = self.splat_constant(constant(2.0**whole, dtype), dtype, lanes)
+        integers = register_type(integer, lanes)
+        size = self.call(f"llvm.fabs.{suffix}", kind, (kind, x))
+        small = self.value(f"fcmp olt {kind} {size}, {limit}")
+        cut = self.value(f"fptosi {kind} {x} to {integers}")
+        back = self.value(f"sitofp {integers} {cut} to {kind}")
+        signed = self.call(f"llvm.copysign.{suffix}", kind, (kind, back), (kind, x))
+        return self.select(small, signed, x, kind, lanes)
+
+    def select(self, condition: str, a: str, b: str, kind: str, lanes: int) -> str:
+        return self.value(
+            f"select {register_type(dtypes.bool, lanes)} {condition}, {kind} {a}, {kind} {b}"
+        )
+
+    def multiply_add(self, node: UOp) -> str:
+        dtype, lanes, kind = self.arithmetic_type(node)
+        a, b, c = (self.operand(s, lanes) for s in node.src)
+        if dtype.kind == "f" and Ops.MULACC in self.target.native_ops:
+            suffix = _intrinsic_type(dtype, lanes)
+            return self.call(f"llvm.fma.{suffix}", kind, (kind, a), (kind, b), (kind, c))
+        times, plus = ("fmul", "fadd") if dtype.kind == "f" else ("mul", "add")
+        product = self.value(f"{times} {kind} {a}, {b}")
+        return self.value(f"{plus} {kind} {product}, {c}")
+
+    def maximum(self, node: UOp) -> str:
+        dtype, lanes, kind = self.arithmetic_type(node)
+        a, b = (self.operand(s, lanes) for s in node.src)
+        if dtype.kind != "f":
+            name = "sgt" if dtype.kind in "ix" else "ugt"
+            more = self.value(f"icmp {name} {kind} {a}, {b}")
+            return self.select(more, a, b, kind, lanes)
+        # three instructions on x86; llvm.maximum also orders the zeros and takes six
+        more = self.value(f"fcmp ogt {kind} {a}, {b}")
+        larger = self.select(more, a, b, kind, lanes)
+        nan = self.value(f"fcmp uno {kind} {a}, {a}")
+        return self.select(nan, a, larger, kind, lanes)
+
+    def where(self, node: UOp) -> str:
+        lanes = _lanes(node)
+        condition, (a, b) = node.src[0], (self.operand(s, lanes) for s in node.src[1:])
+        kind, width = register_type(node.dtype, lanes), _lanes(condition)
+        return self.select(self.operand(condition, width), a, b, kind, width)
+
+    def shift(self, node: UOp) -> str:
+        dtype, lanes, kind = self.arithmetic_type(node)
+        x, amount = (self.operand(s, lanes) for s in node.src)
+        width = 8 * dtype.itemsize
+        signed = dtype.kind in "ix"
+        left = node.op is Ops.SHL
+        name = "shl" if left else "ashr" if signed else "lshr"
+        if node.src[1].vmin >= 0 and node.src[1].vmax < width:
+            return self.value(f"{name} {kind} {x}, {amount}")
+        limit = self.splat_constant(str(width), dtype, lanes)
+        inside = self.value(f"icmp ult {kind} {amount}, {limit}")
+        if name == "ashr":
+            last = self.splat_constant(str(width - 1), dtype, lanes)
+            amount = self.select(inside, amount, last, kind, lanes)
+            return self.value(f"ashr {kind} {x}, {amount}")
+        shifted = self.value(f"{name} {kind} {x}, {amount}")
+        return self.select(inside, shifted, self.zero(dtype, lanes), kind, lanes)
+
+    def divide(self, node: UOp) -> str:
+        """Quotient or remainder, floored or truncated; 0 for the divisor 0."""
+        dtype, lanes, kind = self.arithmetic_type(node)
+        a, b = node.src
+        x, y = (self.operand(s, lanes) for s in node.src)
+        one = self.splat_constant("1", dtype, lanes)
+        zero = self.zero(dtype, lanes)
+        is_zero = is_minus = ""
+        if b.vmin <= 0 <= b.vmax:
+            is_zero = self.value(f"icmp eq {kind} {y}, {zero}")
+            y = self.select(is_zero, one, y, kind, lanes)
+        if dtype.kind != "u" and b.vmin <= -1 <= b.vmax:
+            # the smallest number by -1 would trap; the quotient is -x and wraps
+            minus = self.splat_constant("-1", dtype, lanes)
+            is_minus = self.value(f"icmp eq {kind} {y}, {minus}")
+            y = self.select(is_minus, one, y, kind, lanes)
+        signed = dtype.kind != "u" and (a.vmin < 0 or b.vmin < 0)
+        letter = "s" if signed else "u"
+        remainder = node.op in (Ops.FLOORMOD, Ops.CMOD)
+        floored = signed and node.op in (Ops.FLOORDIV, Ops.FLOORMOD)
+        if remainder and not floored:
+            return self.value(f"{letter}rem {kind} {x}, {y}")
+        quotient = self.value(f"{letter}div {kind} {x}, {y}")
+        if floored:
+            product = self.value(f"mul {kind} {quotient}, {y}")
+            rest = self.value(f"sub {kind} {x}, {product}")
+            uneven = self.value(f"icmp ne {kind} {rest}, {zero}")
+            signs = self.value(f"xor {kind} {rest}, {y}")
+            opposite = self.value(f"icmp slt {kind} {signs}, {zero}")
+            flags = register_type(dtypes.bool, lanes)
+            below = self.value(f"and {flags} {uneven}, {opposite}")
+            if remainder:
+                more = self.select(below, y, zero, kind, lanes)
+                return self.value(f"add {kind} {rest}, {more}")
+            step = self.value(f"sext {flags} {below} to {kind}")
+            quotient = self.value(f"add {kind} {quotient}, {step}")
+        if is_minus:
+            negative = self.value(f"sub {kind} {zero}, {x}")
+            quotient = self.select(is_minus, negative, quotient, kind, lanes)
+        if is_zero:
+            quotient = self.select(is_zero, zero, quotient, kind, lanes)
+        return quotient
+
+    # ------------------------------------------------------------ conversions
+
+    def bitcast(self, node: UOp) -> str:
+        lanes, source = _lanes(node), node.src[0]
+        x = self.operand(source, lanes)
+        old, new = register_type(source.dtype, lanes), register_type(node.dtype, lanes)
+        if old == new:
+            return x
+        if source.dtype is dtypes.bool:
+            return self.value(f"zext {old} {x} to {new}")
+        if node.dtype is dtypes.bool:
+            return self.value(f"icmp ne {old} {x}, {self.zero(source.dtype, lanes)}")
+        return self.value(f"bitcast {old} {x} to {new}")
+
+    def cast(self, node: UOp) -> str:
+        lanes, old, new = _lanes(node), node.src[0].dtype, node.dtype
+        x = self.operand(node.src[0], lanes)
+        kind, wanted = register_type(old, lanes), register_type(new, lanes)
+        half = "half" if lanes == 1 else f"<{lanes} x half>"
+        if old is dtypes.float16 and new is dtypes.float32:
+            exact = self.value(f"bitcast {kind} {x} to {half}")
+            return self.value(f"fpext {half} {exact} to {wanted}")
+        if old is dtypes.float32 and new is dtypes.float16:
+            rounded = self.value(f"fptrunc {kind} {x} to {half}")
+            return self.value(f"bitcast {half} {rounded} to {wanted}")
+        for dtype in (old, new):
+            if dtype.kind in "f8" and not _is_computed(dtype):
+                raise TypeError(
+                    f"LLVM: kernel {self.program.name} converts {old.name} to {new.name}; "
+                    "it must be lowered before rendering"
+                )
+        if old.kind == "f":
+            return self.cast_float(x, old, new, lanes)
+        if new is dtypes.bool:
+            if old is dtypes.bool:
+                return x
+            return self.value(f"icmp ne {kind} {x}, {self.zero(old, lanes)}")
+        if new.kind == "f":
+            return self.value(
+                f"{'sitofp' if old.kind in 'ix' else 'uitofp'} {kind} {x} to {wanted}"
+            )
+        if old is dtypes.bool:
+            return self.value(f"zext {kind} {x} to {wanted}")
+        if old.itemsize == new.itemsize:
+            return x
+        if old.itemsize > new.itemsize:
+            return self.value(f"trunc {kind} {x} to {wanted}")
+        return self.value(f"{'sext' if old.kind in 'ix' else 'zext'} {kind} {x} to {wanted}")
+
+    def cast_float(self, x: str, old: DType, new: DType, lanes: int) -> str:
+        """A float to another float, to bool, or to an integer: truncated, NaN to 0."""
+        kind, wanted = register_type(old, lanes), register_type(new, lanes)
+        if new.kind == "f":
+            if old is new:
+                return x
+            name = "fpext" if new.itemsize > old.itemsize else "fptrunc"
+            return self.value(f"{name} {kind} {x} to {wanted}")
+        if new is dtypes.bool:
+            return self.value(f"fcmp une {kind} {x}, {self.zero(old, lanes)}")
+        if new is dtypes.uint64:
+            negative = self.value(f"fcmp olt {kind} {x}, {self.zero(old, lanes)}")
+            below = self.saturate(x, old, dtypes.int64, lanes)
+            above = self.saturate(x, old, dtypes.uint64, lanes)
+            return self.select(negative, below, above, wanted, lanes)
+        through = dtypes.int64 if new.itemsize == 8 or new is dtypes.uint32 else dtypes.int32
+        whole = self.saturate(x, old, through, lanes)
+        if through.itemsize == new.itemsize:
+            return whole
+        return self.value(f"trunc {register_type(through, lanes)} {whole} to {wanted}")
+
+    def saturate(self, x: str, old: DType, new: DType, lanes: int) -> str:
+        letter = "u" if new.kind == "u" else "s"
+        suffix = f"{_intrinsic_type(new, lanes)}.{_intrinsic_type(old, lanes)}"
+        return self.call(
+            f"llvm.fpto{letter}i.sat.{suffix}",
+            register_type(new, lanes),
+            (register_type(old, lanes), x),
+        )
+
+
+_CONTROL: dict[Ops, Callable[[_Function, UOp], None]] = {
+    Ops.RANGE: _Function.begin_loop,
+    Ops.END: _Function.end_loop,
+    Ops.IF: _Function.begin_if,
+    Ops.ENDIF: _Function.end_if,
+    Ops.DEFINE_REG: _Function.define_register,
+    Ops.AFTER: _Function.after,
+    Ops.STORE: _Function.store,
+}
+
+_VALUES: dict[Ops, Callable[[_Function, UOp], str]] = {
+    Ops.INDEX: _Function.index,
+    Ops.LOAD: _Function.load_node,
+    Ops.STACK: _Function.stack,
+    Ops.GEP: _Function.lane,
+    Ops.CAST: _Function.cast,
+    Ops.BITCAST: _Function.bitcast,
+    Ops.NEG: _Function.negate,
+    Ops.SQRT: _Function.square_root,
+    Ops.RECIPROCAL: _Function.reciprocal,
+    Ops.TRUNC: _Function.truncate,
+    Ops.MAX: _Function.maximum,
+    Ops.WHERE: _Function.where,
+    Ops.MULACC: _Function.multiply_add,
+    **dict.fromkeys(_BINARY, _Function.binary),
+    **dict.fromkeys(_COMPARE, _Function.compare),
+    **dict.fromkeys((Ops.SHL, Ops.SHR), _Function.shift),
+    **dict.fromkeys((Ops.FLOORDIV, Ops.FLOORMOD, Ops.CDIV, Ops.CMOD), _Function.divide),
+}
+
+#: what a CPU computes; the compiler's own instructions are enough for each
+CPU_OPS = frozenset(_VALUES) - {Ops.INDEX, Ops.LOAD, Ops.STACK, Ops.GEP}
+
+
+def _carried_registers(uops: tuple[UOp, ...]) -> dict[UOp, dict[UOp, None]]:
+    """For each loop, the registers that are set in its body and were made before it."""
+    carried: dict[UOp, dict[UOp, None]] = {}
+    depth_of: dict[UOp, int] = {}
+    open_: list[UOp] = []
+    for node in uops:
+        if node.op is Ops.RANGE:
+            open_.append(node)
+            carried[node] = {}
+        elif node.op is Ops.END:
+            del open_[len(open_) - sum(s.op is Ops.RANGE for s in node.src) :]
+        elif node.op is Ops.DEFINE_REG:
+            depth_of[node] = len(open_)
+        elif node.op is Ops.STORE and node.src[0].op is Ops.DEFINE_REG:
+            for loop in open_[depth_of[node.src[0]] :]:
+                carried[loop][node.src[0]] = None
+    return carried
