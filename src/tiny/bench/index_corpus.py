@@ -8,10 +8,10 @@ memory) and the conditions under which it is no padding.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -93,14 +93,19 @@ class Chain:
                 chain = chain._then("sum", step.before, step.before)
         return chain
 
-    def index(self, ranges: list[Any], spare: Iterator[Any]) -> tuple[list[Any], list[Any]]:
-        """(index in the source, conditions) of the element at `ranges`; `spare` makes ranges."""
-        at, valid = list(ranges), []
+    def expressions(self, node: Any) -> list[Any]:
+        """What comes of an element's index on its way to the source, over ranges of the result.
+
+        At a PAD the index so far and its conditions are done with, and the rest goes on from a
+        new range: outside the padding's gate the index means nothing, so no kernel carries it on.
+        """
+        axes = itertools.count()
+        at = [node.range(s, next(axes)) if s > 1 else 0 for s in self.shape]
+        found: list[Any] = []
         for step in reversed(self.steps):
+            sizes = list(zip(at, step.before, step.after, strict=False))
             if step.kind == "reshape":
-                place: Any = 0
-                for i, stride in zip(at, strides(step.after), strict=True):
-                    place = place + i * stride
+                place = flat(at, step.after)
                 at = []
                 for size in reversed(step.before):
                     at.insert(0, place % size)
@@ -108,28 +113,29 @@ class Chain:
             elif step.kind == "permute":
                 at = [at[step.arg.index(k)] for k in range(len(at))]
             elif step.kind == "expand":
-                at = [
-                    0 if s == 1 and t != 1 else i
-                    for i, s, t in zip(at, step.before, step.after, strict=True)
-                ]
+                at = [0 if s < t else i for i, s, t in sizes]
             elif step.kind == "sum":
-                at = [
-                    next(spare)(s) if s != t else i
-                    for i, s, t in zip(at, step.before, step.after, strict=True)
-                ]
-            elif step.kind == "pad":
-                for k, (s, (lo, hi)) in enumerate(zip(step.before, step.arg, strict=True)):
-                    if (lo or hi) and not isinstance(at[k], int):
-                        valid += [at[k] >= lo, at[k] < lo + s]
-                    at[k] = at[k] - lo
+                at = [node.range(s, next(axes)) if s > t else i for i, s, t in sizes]
             elif step.kind == "shrink":
                 at = [i + lo for i, (lo, _) in zip(at, step.arg, strict=True)]
+            elif step.kind == "flip":
+                at = [s - 1 - i if k in step.arg else i for k, (i, s, _) in enumerate(sizes)]
             else:
-                at = [
-                    s - 1 - i if k in step.arg else i
-                    for k, (i, s) in enumerate(zip(at, step.before, strict=True))
-                ]
-        return at, valid
+                found += [*at, flat(at, step.after)]
+                for k, (i, s, _) in enumerate(sizes):
+                    lo, hi = step.arg[k]
+                    if (lo or hi) and not isinstance(i, int):
+                        found += [i >= lo, i < lo + s, i - lo]
+                    at[k] = node.range(s, next(axes)) if s > 1 else 0
+        return [*found, *at, flat(at, self.source)]
+
+
+def flat(at: list[Any], shape: Shape) -> Any:
+    """The place of an element in a row-major tensor."""
+    place: Any = 0
+    for i, stride in zip(at, strides(shape), strict=True):
+        place = place + i * stride
+    return place
 
 
 def strides(shape: Shape) -> list[int]:
@@ -320,22 +326,11 @@ def _scalar_kernels(node: Any) -> Iterator[Expression]:
         yield Expression("concatenate", ((k >= m) & (k < 2 * m)).where(k - m, 0) + i * m)
 
 
-def _range(node: Any, axis: int, size: int) -> Any:
-    return node.range(size, axis)
-
-
 def index_corpus(node: Any) -> list[Expression]:
     """The corpus, over `node`: a class with `range`, `where` and operators, such as `UOp`."""
     found: dict[Any, Expression] = {}
     for family, chain in chains():
-        sizes = iter(range(len(chain.shape), 100))
-        spare = (partial(_range, node, axis) for axis in sizes)
-        at = [node.range(s, k) if s > 1 else 0 for k, s in enumerate(chain.shape)]
-        index, valid = chain.index(at, spare)
-        place: Any = 0
-        for i, stride in zip(index, strides(chain.source), strict=True):
-            place = place + i * stride
-        for root in (*index, place, *valid):
+        for root in chain.expressions(node):
             if not isinstance(root, int) and len(root.src) > 1:
                 found.setdefault(root, Expression(family, root))
     for expression in _scalar_kernels(node):
