@@ -8,7 +8,9 @@ from cpython.long cimport PyLong_Check
 from libc.stdint cimport int64_t
 from tiny._core cimport types
 from tiny._core.arith cimport floordiv, mul_overflows
-from tiny._core.graph cimport INT_CONST, Node, make2, make_int, postorder, with_sources
+from tiny._core.graph cimport (
+    BOUNDED, INT_CONST, Node, make, make2, make_int, postorder, with_sources,
+)
 from tiny._core.ops cimport *
 from tiny._core.symbolic cimport (
     NESTING, Form, built, conjunction, divide, less_than_zero, modulo, new_form, recombine,
@@ -101,13 +103,67 @@ cdef int split_group(list result, list at, list sizes, Form flat) except -1:
     return 0
 
 
+cdef int merge_and_split(list result, list at, list sizes, list idx, list out_sizes) except -1:
+    """The indices `idx` of dimensions of `out_sizes` as indices of dimensions `at` of `sizes`."""
+    cdef Form flat = new_form(types.INDEX)
+    cdef int64_t stride = 1
+    cdef Py_ssize_t i
+    for i in range(len(idx) - 1, -1, -1):
+        flat.add_node(<Node>idx[i], stride)
+        stride = times(stride, out_sizes[i])
+    flat.settle()
+    recombine(flat, NESTING)
+    return split_group(result, at, sizes, flat)
+
+
+cdef Py_ssize_t count_divisions(list result, list at) except -1:
+    """FLOORDIV and FLOORMOD nodes in these indices, each once."""
+    cdef set found = set()
+    cdef Node n
+    for i in at:
+        for n in postorder(<Node>result[i]):
+            if n.c_op == OP_FLOORDIV or n.c_op == OP_FLOORMOD:
+                found.add(n)
+    return len(found)
+
+
+cdef int regroup(list result, list at, list sizes, list idx, list out_sizes) except -1:
+    """As merge_and_split. Where it leaves divisions it is tried again with each index that may
+    leave its dimension (after a PAD) taken for one that does not: outside the gate it may be
+    anything, and what can not carry into the next dimension needs fewer divisions."""
+    cdef dict meant = {}
+    cdef list inside = []
+    cdef list other
+    cdef Py_ssize_t i, divisions
+    cdef Node x
+    merge_and_split(result, at, sizes, idx, out_sizes)
+    for i in range(len(idx)):
+        x = <Node>idx[i]
+        if not x.c_flags & BOUNDED or x.c_vmin < 0 or x.c_vmax >= <int64_t>out_sizes[i]:
+            x = make(OP_DEFINE_VAR, types.INDEX, (), (f"index {i}", 0, out_sizes[i] - 1), None)
+            meant[x] = idx[i]
+        inside.append(x)
+    if not meant:
+        return 0
+    divisions = count_divisions(result, at)
+    if divisions == 0:
+        return 0
+    other = list(result)
+    merge_and_split(other, at, sizes, inside, out_sizes)
+    for i in at:
+        other[i] = replaced(<Node>other[i], meant)
+    if count_divisions(other, at) < divisions:
+        for i in at:
+            result[i] = other[i]
+    return 0
+
+
 cdef list reshaped(tuple src_shape, tuple out_shape, tuple idx):
     """Groups of dimensions of equal product, each by itself."""
     cdef list result = [zero()] * len(src_shape)
     cdef list at = [], sizes = [], out_at = []
     cdef Py_ssize_t i, j, first, last, out_last
-    cdef int64_t stride, product, out_product
-    cdef Form flat
+    cdef int64_t product, out_product
     if 0 in src_shape:
         return result
     for i in range(len(src_shape)):
@@ -139,14 +195,9 @@ cdef list reshaped(tuple src_shape, tuple out_shape, tuple idx):
         if last - first == 1 and out_last - j == 1:
             result[at[first]] = idx[out_at[j]]
         else:
-            flat = new_form(types.INDEX)
-            stride = 1
-            for i in range(out_last - 1, j - 1, -1):
-                flat.add_node(<Node>idx[out_at[i]], stride)
-                stride = times(stride, out_shape[out_at[i]])
-            flat.settle()
-            recombine(flat, NESTING)
-            split_group(result, at[first:last], sizes[first:last], flat)
+            group = out_at[j:out_last]
+            regroup(result, at[first:last], sizes[first:last], [idx[i] for i in group],
+                    [out_shape[i] for i in group])
         last, out_last = first, j
     if last or out_last:
         raise ValueError(f"reshape: {out_shape} has another number of elements than {src_shape}")
