@@ -1,0 +1,12 @@
+"""Operators and methods that UOp and Tensor share.
+
+The mixins hold no data. They build every method from a small protocol, stated in `protocol`.
+"""
+
+from tiny.mixin.elementwise import ElementwiseMixin
+from tiny.mixin.indexing import IndexingMixin
+from tiny.mixin.movement import MovementMixin
+from tiny.mixin.processing import ProcessingMixin
+from tiny.mixin.reduce import ReduceMixin
+
+__all__ = ["ElementwiseMixin", "IndexingMixin", "MovementMixin", "ProcessingMixin", "ReduceMixin"]

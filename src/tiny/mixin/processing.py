@@ -1,0 +1,390 @@
+"""Products of matrices, convolutions, pooling, indexing by values, layers and losses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Self
+
+from tiny._core.ops import Ops
+from tiny.dtype import (
+    DTypeLike,
+    dtypes,
+    least_upper_dtype,
+    strong_dtype,
+    sum_acc_dtype,
+    to_dtype,
+)
+from tiny.helpers import ceildiv, make_tuple
+from tiny.mixin.elementwise import in_float32
+from tiny.mixin.reduce import ReduceMixin
+
+Sizes = int | Sequence[int]
+
+
+class ProcessingMixin(ReduceMixin):
+    """What is made of the other mixins' methods."""
+
+    __slots__ = ()
+
+    # ------------------------------------------------------------ products
+
+    def dot(self, w: Self, dtype: DTypeLike | None = None) -> Self:
+        """The product of matrices (..., m, k) @ (..., k, n), or of vectors.
+
+        Accumulates in `dtype`, by default as `sum` does; the result has the promoted dtype.
+        """
+        x = self
+        if not x.ndim or not w.ndim:
+            raise ValueError(
+                f"matmul: both sides need a dimension, got {x.shape} @ {w.shape}; multiply with *"
+            )
+        inner = w.shape[-min(w.ndim, 2)]
+        if x.shape[-1] != inner:
+            raise ValueError(
+                f"matmul: inner sizes differ, got {x.shape} @ {w.shape}; transpose or reshape one"
+            )
+        result = strong_dtype(least_upper_dtype(x.dtype, w.dtype))
+        wide = sum_acc_dtype(result) if dtype is None else to_dtype(dtype)
+        if w.ndim > 1:
+            w = w.transpose(-1, -2)
+            if x.ndim > 1:
+                x, w = x.unsqueeze(-2), w.unsqueeze(-3)
+        total = (x.cast(wide) * w.cast(wide)).sum(-1, dtype=wide)
+        return total.cast(result) if dtype is None else total
+
+    def matmul(self, x: Self, reverse: bool = False, dtype: DTypeLike | None = None) -> Self:
+        """self @ x, or x @ self."""
+        return x.dot(self, dtype) if reverse else self.dot(x, dtype)
+
+    def __matmul__(self, x: Self) -> Self:
+        return self.dot(x)
+
+    def __rmatmul__(self, x: Self) -> Self:
+        return self.matmul(x, True)
+
+    def linear(
+        self, weight: Self, bias: Self | None = None, dtype: DTypeLike | None = None
+    ) -> Self:
+        """x @ weight + bias; a weight of one dimension multiplies elements."""
+        if dtype is not None:
+            bias = None if bias is None else bias.cast(dtype)
+            return self.cast(dtype).linear(weight.cast(dtype), bias)
+        x = self * weight if weight.ndim == 1 else self.dot(weight)
+        return x if bias is None else x + bias
+
+    def conv2d(
+        self,
+        weight: Self,
+        bias: Self | None = None,
+        groups: int = 1,
+        stride: Sizes = 1,
+        dilation: Sizes = 1,
+        padding: Sizes = 0,
+        dtype: DTypeLike | None = None,
+    ) -> Self:
+        """Cross-correlation over the last dimensions, of which the weight says how many.
+
+        x (N, C_in, *sizes) with weight (C_out, C_in / groups, *kernel) and bias (C_out,) gives
+        (N, C_out, *outputs). `padding` is a size, one for each dimension, or (before, after) for
+        each, the last dimension first. Accumulates in `dtype`, by default as `sum` does.
+        """
+        if self.ndim != weight.ndim or self.ndim < 3:
+            raise ValueError(
+                "conv2d: x is (N, C_in, *sizes) and the weight (C_out, C_in / groups, *kernel), "
+                f"got {self.shape} and {weight.shape}"
+            )
+        (n, channels), (outputs, inner) = self.shape[:2], weight.shape[:2]
+        kernel = weight.shape[2:]
+        if groups < 1 or channels != groups * inner or outputs % groups:
+            raise ValueError(
+                f"conv2d: x has {channels} channels, the weight {weight.shape} takes {inner} in "
+                f"each of {groups} groups and gives {outputs}; C_in must be groups times the "
+                "weight's, and groups divide C_out"
+            )
+        result = strong_dtype(least_upper_dtype(self.dtype, weight.dtype))
+        wide = sum_acc_dtype(result) if dtype is None else to_dtype(dtype)
+        k = len(kernel)
+        x = self.pad(self._window_padding("conv2d", padding, k))._pool(kernel, stride, dilation)
+        out = x.shape[2 : 2 + k]
+        # (N, g, C_in/g, 1, *out, *kernel) with (g, C_out/g, C_in/g, 1…, *kernel)
+        x = x.reshape(n, groups, 1, inner, *out, *kernel)
+        order = [0, 1, 2, *range(4, 4 + k), 3, *range(4 + k, 4 + 2 * k)]
+        x = x.permute(order)
+        w = weight.reshape(1, groups, outputs // groups, *[1] * k, inner, *kernel)
+        product = x.cast(wide) * w.cast(wide)
+        total = product.sum(tuple(range(-1 - k, 0)), dtype=wide).reshape(n, outputs, *out)
+        total = total.cast(result) if dtype is None else total
+        return total if bias is None else total + bias.reshape(1, -1, *[1] * k)
+
+    def _window_padding(self, what: str, padding: Sizes, k: int) -> list[tuple[int, int]]:
+        """(before, after) for every dimension of this, none for the leading ones."""
+        sizes = make_tuple(padding, k)
+        if len(sizes) == k:
+            pairs = [(p, p) for p in sizes]
+        elif len(sizes) == 2 * k:
+            pairs = list(zip(sizes[::2], sizes[1::2], strict=True))[::-1]
+        else:
+            raise ValueError(
+                f"{what}: padding is a number, {k} of them or {2 * k} (before and after, the last "
+                f"dimension first), got {padding}"
+            )
+        return [(0, 0)] * (self.ndim - k) + pairs
+
+    # ------------------------------------------------------------ pooling
+
+    def _pool_input(
+        self,
+        what: str,
+        kernel: tuple[int, ...],
+        stride: tuple[int, ...],
+        dilation: Sizes,
+        padding: Sizes,
+        ceil_mode: bool,
+        value: Any,
+    ) -> Self:
+        """Padded with `value`; in ceil mode far enough for windows that begin inside."""
+        k = len(kernel)
+        if self.ndim < k:
+            raise ValueError(f"{what}: a window of {kernel} needs {k} dimensions, got {self.shape}")
+        pads = self._window_padding(what, padding, k)
+        if ceil_mode:
+            dilations = make_tuple(dilation, k)
+            for axis, (w, s, d) in enumerate(
+                zip(kernel, stride, dilations, strict=True), start=self.ndim - k
+            ):
+                before, after = pads[axis]
+                free = self.shape[axis] + before + after - d * (w - 1) - 1
+                windows = ceildiv(free, s) + 1
+                if (windows - 1) * s >= self.shape[axis] + before:
+                    windows -= 1  # it would begin in the padding after the end
+                pads[axis] = (before, after + max(0, (windows - 1) * s - free))
+        return self.pad(pads, value=value)
+
+    def max_pool2d(
+        self,
+        kernel_size: Sizes = (2, 2),
+        stride: Sizes | None = None,
+        dilation: Sizes = 1,
+        padding: Sizes = 0,
+        ceil_mode: bool = False,
+    ) -> Self:
+        """The maximum of each window over the last dimensions; the stride is the window's size."""
+        kernel = make_tuple(kernel_size, 2)
+        strides = kernel if stride is None else make_tuple(stride, len(kernel))
+        x = self._strong()
+        x = x._pool_input("max_pool2d", kernel, strides, dilation, padding, ceil_mode, x.dtype.min)
+        return x._pool(kernel, strides, dilation).max(tuple(range(-len(kernel), 0)))
+
+    def avg_pool2d(
+        self,
+        kernel_size: Sizes = (2, 2),
+        stride: Sizes | None = None,
+        dilation: Sizes = 1,
+        padding: Sizes = 0,
+        ceil_mode: bool = False,
+        count_include_pad: bool = True,
+    ) -> Self:
+        """The mean of each window; padding counts as zeros, or not at all.
+
+        What `ceil_mode` adds beyond the padding never counts.
+        """
+        kernel = make_tuple(kernel_size, 2)
+        strides = kernel if stride is None else make_tuple(stride, len(kernel))
+        axes = tuple(range(-len(kernel), 0))
+
+        def windows(x: Self, padded: Sizes) -> Self:
+            x = x._pool_input("avg_pool2d", kernel, strides, dilation, padded, ceil_mode, 0)
+            return x._pool(kernel, strides, dilation)
+
+        x = self._as_float()
+        if not ceil_mode and (count_include_pad or not any(make_tuple(padding, 1))):
+            return windows(x, padding).mean(axes)
+        ones = x._scalar(1.0, x.dtype)._broadcast_to(self.shape)
+        if count_include_pad:
+            pads = self._window_padding("avg_pool2d", padding, len(kernel))
+            x, padding = x.pad(pads), 0
+            ones = x._scalar(1.0, x.dtype)._broadcast_to(x.shape)
+        return windows(x, padding).sum(axes) / windows(ones, padding).sum(axes)
+
+    # ------------------------------------------------------------ indexing by values
+
+    def one_hot(self, num_classes: int) -> Self:
+        """1 at the place each integer names, 0 elsewhere: (...) -> (..., num_classes), int32."""
+        return self._is_place(num_classes).where(1, 0).cast(dtypes.default_int)
+
+    def _is_place(self, count: int) -> Self:
+        """Whether each integer is k, for k from 0 to count - 1 along a new last dimension."""
+        if not dtypes.is_int(self.dtype):
+            raise TypeError(f"one_hot: places are integers, got {self.dtype}; cast them")
+        return self.unsqueeze(-1).eq(self._places(count))
+
+    def gather(self, dim: int, index: Self) -> Self:
+        """out[i][j] = self[index[i][j]][j] for dim 0, and alike for others.
+
+        The index may be smaller than this outside `dim`. A place that is not there gives 0.
+        """
+        dim = self._resolve_dim(dim)
+        if index.ndim != self.ndim or any(
+            i > s for k, (i, s) in enumerate(zip(index.shape, self.shape, strict=True)) if k != dim
+        ):
+            raise ValueError(
+                f"gather: the index {index.shape} must have the dimensions of {self.shape}, "
+                f"and be no larger outside dimension {dim}"
+            )
+        x = self.shrink([None if k == dim else (0, s) for k, s in enumerate(index.shape)])
+        x = x.unsqueeze(-1).transpose(-1, dim)  # the dimension goes last, size 1 in its place
+        return x._select(index._is_place(self.shape[dim]), 1)
+
+    def _select(self, chosen: Self, count: int) -> Self:
+        """This where it is chosen, of the last `count` dimensions; 0 where nothing is.
+
+        At most one element of a row is chosen, so that a sum is exact in any dtype.
+        """
+        axes = tuple(range(-count, 0))
+        if self.dtype is dtypes.bool:
+            return (chosen & self).max(axes)
+        return chosen.where(self, 0).cast(self.dtype)._reduce(Ops.ADD, axes, False)
+
+    def _triangle(self, diagonal: int) -> Self:
+        """Whether an element lies below a diagonal of the last two dimensions."""
+        if self.ndim < 2:
+            raise ValueError(f"tril and triu need two dimensions, got {self.shape}")
+        rows, columns = self.shape[-2:]
+        return self._places(columns) < self._places(rows).unsqueeze(-1) + diagonal
+
+    def tril(self, diagonal: int = 0) -> Self:
+        """0 above a diagonal of the last two dimensions."""
+        return self._triangle(diagonal + 1).where(self, 0).cast(self.dtype)
+
+    def triu(self, diagonal: int = 0) -> Self:
+        """0 below a diagonal of the last two dimensions."""
+        return self._triangle(diagonal).where(0, self).cast(self.dtype)
+
+    # ------------------------------------------------------------ layers
+
+    def sequential(self, ll: Sequence[Callable[[Self], Self]]) -> Self:
+        """The functions applied one after the other."""
+        x = self
+        for layer in ll:
+            x = layer(x)
+        return x
+
+    def batchnorm(
+        self,
+        weight: Self | None,
+        bias: Self | None,
+        mean: Self,
+        invstd: Self,
+        axis: int | tuple[int, ...] = 1,
+    ) -> Self:
+        """(x - mean) * weight * invstd + bias, these being along `axis` (Ioffe & Szegedy, 2015)."""
+        kept = {self._resolve_dim(a) for a in make_tuple(axis, 1)}
+        shape = tuple(s if k in kept else 1 for k, s in enumerate(self.shape))
+        x = self - mean.reshape(shape)
+        if weight is not None:
+            x = x * weight.reshape(shape)
+        # one value a channel, or one each: only its own dimensions are known
+        x = x * (invstd.reshape(shape) if invstd.ndim == len(kept) else invstd)
+        return x if bias is None else x + bias.reshape(shape)
+
+    @in_float32
+    def layernorm(self, axis: int | tuple[int, ...] = -1, eps: float = 1e-5) -> Self:
+        """Mean 0 and variance 1 along `axis` (Ba, Kiros & Hinton, 2016)."""
+        x = self - self.mean(axis, keepdim=True)
+        return x * (x.square().mean(axis, keepdim=True) + eps).rsqrt()
+
+    # ------------------------------------------------------------ losses
+
+    def _reduced(self, reduction: str) -> Self:
+        if reduction not in ("mean", "sum", "none"):
+            raise ValueError(f'a reduction is "mean", "sum" or "none", got {reduction!r}')
+        return {"mean": self.mean, "sum": self.sum, "none": lambda: self}[reduction]()
+
+    def cross_entropy(
+        self,
+        Y: Self,
+        reduction: str = "mean",
+        label_smoothing: float = 0.0,
+    ) -> Self:
+        """The cross-entropy of softmax(x) with classes, or with a share for each class.
+
+        x is (N, C, ...) or (C,); Y is (N, ...) of integers, or as x.
+        """
+        _check_smoothing(label_smoothing)
+        dim = 0 if self.ndim == 1 else 1
+        log_shares = self.log_softmax(dim)
+        classes = self.shape[dim]
+        if self.ndim != Y.ndim:
+            if Y.shape != self.shape[:dim] + self.shape[dim + 1 :]:
+                raise ValueError(
+                    f"cross_entropy: classes of shape {Y.shape} do not fit {self.shape}, whose "
+                    f"dimension {dim} is that of the classes"
+                )
+            rows = log_shares.permute([*[k for k in range(self.ndim) if k != dim], dim])
+            loss = -rows._select(Y._is_place(classes), 1)
+            if label_smoothing:
+                loss = loss * (1 - label_smoothing) - log_shares.mean(dim) * label_smoothing
+            return loss._reduced(reduction)
+        if Y.shape != self.shape:
+            raise ValueError(f"cross_entropy: shares of shape {Y.shape} do not fit {self.shape}")
+        shares = (1 - label_smoothing) * Y + label_smoothing / classes
+        return -(log_shares * shares).sum(dim)._reduced(reduction)
+
+    def sparse_categorical_crossentropy(
+        self,
+        Y: Self,
+        ignore_index: int = -1,
+        label_smoothing: float = 0.0,
+        reduction: str = "mean",
+    ) -> Self:
+        """The cross-entropy of softmax over the last dimension with classes of integers.
+
+        x (..., C), Y (...). Rows of class `ignore_index` count nothing, in the mean neither.
+        """
+        _check_smoothing(label_smoothing)
+        if Y.shape != self.shape[:-1]:
+            raise ValueError(
+                f"sparse_categorical_crossentropy: classes of shape {Y.shape} do not fit "
+                f"{self.shape}; they have its shape without the last dimension"
+            )
+        log_shares = self.log_softmax()
+        loss = -log_shares._select(Y._is_place(self.shape[-1]), 1)
+        if label_smoothing:
+            loss = loss * (1 - label_smoothing) - log_shares.mean(-1) * label_smoothing
+        counted = Y.ne(ignore_index)
+        loss = counted.where(loss, 0).cast(loss.dtype)
+        if reduction != "mean":
+            return loss._reduced(reduction)
+        return (loss.sum() / counted.sum()).cast(loss.dtype)
+
+    def nll_loss(
+        self,
+        Y: Self,
+        weight: Self | None = None,
+        ignore_index: int | None = None,
+        reduction: str = "mean",
+    ) -> Self:
+        """Minus the log-share of the right class: x (N, C, ...) of log-shares, Y (N, ...).
+
+        With a weight a class, the mean is over the sum of the weights.
+        """
+        dim = 0 if self.ndim == 1 else 1
+        if Y.shape != self.shape[:dim] + self.shape[dim + 1 :]:
+            raise ValueError(f"nll_loss: classes of shape {Y.shape} do not fit {self.shape}")
+        place = Y._is_place(self.shape[dim])
+        rows = self.permute([*[k for k in range(self.ndim) if k != dim], dim])
+        counted = self._scalar(1.0, self.dtype)._broadcast_to(Y.shape)
+        if weight is not None:
+            counted = weight.cast(self.dtype)._select(place, 1)
+        if ignore_index is not None:
+            counted = Y.eq(ignore_index).where(0, counted)
+        # nothing times a loss of infinity is nothing
+        loss = counted.eq(0).where(0, -rows._select(place, 1) * counted)
+        if reduction == "mean":
+            return loss.sum() / counted.sum()
+        return loss._reduced(reduction)
+
+
+def _check_smoothing(label_smoothing: float) -> None:
+    if not 0 <= label_smoothing <= 1:
+        raise ValueError(f"label_smoothing must be between 0 and 1, got {label_smoothing}")

@@ -1,0 +1,61 @@
+"""What a class offers so that the mixins can build on it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Self
+
+from tiny._core.ops import Ops
+from tiny.dtype import DType
+
+Shape = tuple[Any, ...]  # of ints and, where a size is symbolic, UOps
+
+
+class GraphValue:
+    """A value of a graph: an element type, a shape, and three ways to make another one."""
+
+    __slots__ = ()
+
+    if TYPE_CHECKING:
+
+        @property
+        def dtype(self) -> DType:
+            """The element type."""
+
+        @property
+        def shape(self) -> Shape:
+            """The sizes of the dimensions; () for a scalar."""
+
+        def _node(
+            self, op: Ops, dtype: DType, others: tuple[Self, ...] = (), arg: Any = None
+        ) -> Self:
+            """The operation on this value and others, as they are."""
+
+        def _move(self, op: Ops, arg: Any, sizes: tuple[Any, ...] = ()) -> Self:
+            """The movement operation; `sizes` are the symbolic ones, None in `arg`."""
+
+        def _scalar(self, value: Any, dtype: DType | None = None) -> Self:
+            """A constant of shape (), weak without a dtype. TypeError if it is no number."""
+
+        def _retyped(self, dtype: DType) -> Self | None:
+            """This as a constant of another dtype, if it is a scalar constant; else None."""
+
+    @property
+    def ndim(self) -> int:
+        """How many dimensions there are."""
+        return len(self.shape)
+
+    def _resolve_dim(self, dim: int, extra: int = 0) -> int:
+        """A dimension counted from the front. IndexError if there is none; `extra` allows more."""
+        count = self.ndim + extra
+        if not isinstance(dim, int):
+            raise TypeError(f"a dimension is an int, got {dim!r} of type {type(dim).__name__}")
+        if not -max(count, 1) <= dim < max(count, 1):
+            raise IndexError(
+                f"there is no dimension {dim} in a value of shape {self.shape}; "
+                f"it may be from {-max(count, 1)} to {max(count, 1) - 1}"
+            )
+        return dim % count if count else 0
+
+    def detach(self) -> Self:
+        """The same values, through which no gradient flows."""
+        return self._node(Ops.DETACH, self.dtype)

@@ -1,0 +1,75 @@
+"""What Tensor needs of the floors below: the Runtime protocol, bound once by the package's door."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from tiny.dtype import DType
+from tiny.uop.ops import UOp
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+class Runtime(Protocol):
+    """Devices, their memory, and the computing of graphs."""
+
+    def default_device(self) -> str:
+        """The name of the device on which tensors live when nothing else is said."""
+        ...
+
+    def canonicalize_device(self, name: str | None) -> str:
+        """The one spelling of a device's name; of None that of the default device.
+
+        ValueError if there is no such device.
+        """
+        ...
+
+    def from_host(self, array: np.ndarray[Any, Any], device: str) -> UOp:
+        """A realised BUFFER with a copy of the array's contents."""
+        ...
+
+    def empty(self, shape: tuple[int, ...], dtype: DType, device: str) -> UOp:
+        """A BUFFER whose contents are not defined; its memory is allocated at the first write."""
+        ...
+
+    def to_host(self, node: UOp) -> np.ndarray[Any, Any]:
+        """A copy of the contents of a realised BUFFER or of a movement over one."""
+        ...
+
+    def host_view(self, node: UOp) -> memoryview:
+        """The memory of a realised BUFFER itself, where the host can reach it."""
+        ...
+
+    def is_realized(self, node: UOp) -> bool:
+        """Whether the value of a node is in memory."""
+        ...
+
+    def realize(self, outputs: Sequence[UOp], pending_reads: Sequence[UOp] = ()) -> dict[UOp, UOp]:
+        """Compute nodes; the map gives for each one a BUFFER or a view of one.
+
+        Every AFTER on the way is executed and is in the map too. `pending_reads` are nodes that
+        read what an AFTER on the way overwrites: they are computed as well, before it.
+        """
+        ...
+
+
+_bound: Runtime | None = None
+
+
+def bind_runtime(new: Runtime) -> Runtime | None:
+    """Make `new` the runtime of all tensors; the one before is returned."""
+    global _bound
+    before, _bound = _bound, new
+    return before
+
+
+def runtime() -> Runtime:
+    """The runtime. RuntimeError if none is bound."""
+    if _bound is None:
+        raise RuntimeError(
+            "nothing runs tensors yet: `import tiny` binds the devices; "
+            "with the parts alone call tiny.uop.runtime.bind_runtime first"
+        )
+    return _bound

@@ -1,0 +1,106 @@
+"""A Runtime made of the evaluator: tensors can be tested with no scheduler and no device.
+
+It is strict: it fails when a graph reads a version of memory that is gone, and it counts calls.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from evaluate import Array, evaluate_all, views
+
+from tiny.dtype import DType, _from_np_dtype, _to_np_dtype, dtypes
+from tiny.uop.ops import BufferArg, Ops, UOp
+
+
+class NumpyRuntime:
+    """Memory is a dict from BUFFER to array; devices are the names CPU and OTHER."""
+
+    devices = ("CPU", "OTHER")
+
+    def __init__(self) -> None:
+        self.memory: dict[UOp, Array] = {}
+        self.numbers = itertools.count(1)
+        self.outputs: list[list[UOp]] = []  # what each call of realize asked for
+        self.overwritten: set[UOp] = set()  # versions that are gone
+
+    def default_device(self) -> str:
+        return "CPU"
+
+    def canonicalize_device(self, name: str | None) -> str:
+        device = "CPU" if name is None else name.upper()
+        if device not in self.devices:
+            raise ValueError(f"there is no device {name!r}; there are {', '.join(self.devices)}")
+        return device
+
+    def empty(self, shape: tuple[int, ...], dtype: DType, device: str) -> UOp:
+        return UOp(Ops.BUFFER, dtype, (), BufferArg(next(self.numbers), tuple(shape), device))
+
+    def from_host(self, array: Array, device: str) -> UOp:
+        buffer = self.empty(array.shape, _from_np_dtype(array.dtype), device)
+        self.memory[buffer] = array.copy()
+        return buffer
+
+    def is_realized(self, node: UOp) -> bool:
+        return views(node)[0].op is Ops.BUFFER
+
+    def to_host(self, node: UOp) -> Array:
+        assert self.is_realized(node), node
+        return evaluate_all([node], self.contents([node]))[0].copy()
+
+    def host_view(self, node: UOp) -> memoryview:
+        base, steps = views(node)
+        assert all(step.op is Ops.RESHAPE for step in steps)
+        return memoryview(self.memory[base].reshape(node.shape))
+
+    def contents(self, roots: Sequence[UOp]) -> dict[UOp, Array]:
+        """What the graphs read; memory that was never written is filled with garbage."""
+        found = {}
+        for node in UOp.sink(*roots).postorder():
+            if node.op is Ops.BUFFER:
+                garbage = np.full(node.shape, 123, dtype=np.float64).astype(
+                    _to_np_dtype(node.dtype)
+                )
+                found[node] = self.memory.get(node, garbage)
+        return found
+
+    def realize(self, outputs: Sequence[UOp], pending_reads: Sequence[UOp] = ()) -> dict[UOp, Any]:
+        assert len(set(outputs)) == len(outputs)
+        assert set(pending_reads) <= set(outputs)
+        self.outputs.append(list(outputs))
+        order = UOp.sink(*outputs).postorder()
+        for node in order:
+            assert node.dtype not in dtypes.weaks, f"a weak dtype reached the runtime: {node}"
+            assert node not in self.overwritten, f"this version is gone: {node}"
+        writes = [node for node in order if node.op is Ops.AFTER]
+        roots = list(dict.fromkeys([*outputs, *writes]))
+        values = dict(zip(roots, evaluate_all(roots, self.contents(roots)), strict=True))
+        result: dict[UOp, UOp] = {}
+        for root in roots:
+            base, _ = views(root)
+            while base.op is Ops.AFTER:
+                base = views(base.src[0])[0]
+            if root.op is Ops.AFTER:
+                self.memory[base] = values[root]  # versions come in order
+                result[root] = base
+            elif views(root)[0] is base and base.op is Ops.BUFFER:
+                result[root] = root  # a view of memory stays one
+            else:
+                device = self.device_of(root)
+                buffer = self.empty(values[root].shape, root.dtype, device)
+                self.memory[buffer] = values[root].copy()
+                result[root] = buffer
+        # only the newest version of each buffer can be named from now on, and by its BUFFER
+        self.overwritten |= set(writes)
+        return result
+
+    def device_of(self, node: UOp) -> str:
+        if node.op is Ops.COPY:
+            return str(node.arg)
+        for source in node.src:
+            if source._shape is not None and (found := source.device) is not None:
+                return found
+        return "CPU"
