@@ -6,6 +6,7 @@ it is found and opened when its name is first used.
 
 from __future__ import annotations
 
+import functools
 import re
 import sys
 import threading
@@ -14,7 +15,6 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
@@ -66,9 +66,9 @@ class Compiler(ABC):
     def compile(self, source: str, name: str) -> bytes:
         """The binary of the kernel `name`. CompileError if it cannot be made."""
 
-    def disassemble(self, binary: bytes) -> str:
-        """The instructions of a binary, for people."""
-        return f"{len(binary)} bytes that this device has no text for"
+    def disassemble(self, source: str, name: str) -> str:
+        """The instructions that the kernel becomes, for people."""
+        return f"{name}: this device has no text of its instructions"
 
 
 class Program(Protocol):
@@ -431,17 +431,21 @@ class _Registry:
         return rest if number.isdecimal() else options
 
     def _open(self, canonical: str, options: str) -> Compiled:
+        self.check(canonical)
         base = canonical.partition(":")[0]
-        module = f"{__package__}.runtime.{base.lower()}"
-        if find_spec(module) is None:
-            raise ValueError(f"there is no device {base!r}; there are {', '.join(self.names())}")
-        made: Compiled = getattr(import_module(module), f"{base}Device")(canonical, options)
+        module = import_module(f"{__package__}.runtime.{base.lower()}")
+        made: Compiled = getattr(module, f"{base}Device")(canonical, options)
         return made
+
+    def check(self, canonical: str) -> None:
+        """ValueError if there is no such device; it is not opened."""
+        base = canonical.partition(":")[0]
+        if base not in self.names():
+            raise ValueError(f"there is no device {base!r}; there are {', '.join(self.names())}")
 
     def names(self) -> list[str]:
         """The devices that this installation has a file for, be they usable or not."""
-        folder = Path(__file__).parent / "runtime"
-        return sorted(p.stem.upper() for p in folder.glob("*.py") if not p.stem.startswith("_"))
+        return list(_names())
 
     def opened(self) -> Iterator[Compiled]:
         """The devices in use."""
@@ -449,6 +453,12 @@ class _Registry:
 
     def __repr__(self) -> str:
         return f"<devices {', '.join(self.names())}; default {self.DEFAULT}>"
+
+
+@functools.cache
+def _names() -> tuple[str, ...]:
+    folder = Path(__file__).parent / "runtime"
+    return tuple(sorted(p.stem.upper() for p in folder.glob("[a-z]*.py")))
 
 
 def _checked(name: str) -> str:

@@ -40,7 +40,11 @@ class CPUDevice(Compiled):
 
     def load(self, name: str, binary: bytes, program: LinearProgram) -> HostKernel:
         """The kernel, called with HostMemory; its machine code is unloaded when it dies."""
-        code = _link(binary, name)
+        try:
+            code = _link(binary, name)
+        except RuntimeError as e:
+            reason = f"it cannot be linked: {' '.join(str(e).split())}"
+            raise CompileError(name, reason, self.renderer.render(program)) from e
         count = 1
         for u in program.uops:
             if u.op is Ops.RANGE and u.arg.kind is AxisType.THREAD:
@@ -260,7 +264,7 @@ class LLVMCompiler(Compiler):
             raise CompileError(name, f"it would call {', '.join(called)}", source)
         return binary
 
-    def assembly(self, source: str, name: str) -> str:
+    def disassemble(self, source: str, name: str) -> str:
         """The instructions that `compile` makes, as text."""
         text: str = self.machine.emit_assembly(self._parse(source, name))
         return text
@@ -301,9 +305,6 @@ def _linker() -> Any:
 
 
 def _link(binary: bytes, name: str) -> Any:
-    """The object in memory: name -> address. It is unloaded when the result dies."""
+    """The object in memory: name -> address; RuntimeError. It is unloaded when the result dies."""
     builder = _llvm().JITLibraryBuilder().add_object_img(binary).export_symbol(name)
-    try:
-        return builder.link(_linker(), f"{name}.{next(_numbers)}")
-    except RuntimeError as e:
-        raise CompileError(name, f"it cannot be linked: {' '.join(str(e).split())}", "") from e
+    return builder.link(_linker(), f"{name}.{next(_numbers)}")

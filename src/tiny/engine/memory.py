@@ -1,0 +1,147 @@
+"""The Runtime of tensors: what they know of devices, memory and running goes through here."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from tiny.device import Buffer, Device
+from tiny.dtype import DType, _from_np_dtype, _to_np_dtype
+from tiny.engine.realize import check_dtype, run_schedule
+from tiny.schedule import create_schedule
+from tiny.uop.ops import BufferArg, GroupOp, Ops, UOp
+
+__all__ = ["DeviceRuntime"]
+
+_uids = itertools.count(1)
+
+_VIEWS = GroupOp.Movement | {Ops.BITCAST, Ops.DETACH}
+
+
+class DeviceRuntime:
+    """Tensors on the devices of `tiny.device`. A BUFFER's handle is its Buffer.
+
+    A Buffer knows no node, so memory goes back to its pool when the last node that names it dies.
+    """
+
+    def default_device(self) -> str:
+        """The name of the device on which tensors live when nothing else is said."""
+        return Device.DEFAULT
+
+    def canonicalize_device(self, name: str | None) -> str:
+        """The one spelling of a device's name. ValueError if there is no such device."""
+        canonical = Device.canonicalize(name)
+        Device.check(canonical)
+        return canonical
+
+    def from_host(self, array: np.ndarray[Any, Any], device: str) -> UOp:
+        """A realised BUFFER with a copy of the array's contents.
+
+        TypeError if NumPy's dtype has no counterpart, or none on that device.
+        """
+        dtype = _from_np_dtype(array.dtype)
+        node = self.empty(array.shape, dtype, device)
+        plain = np.ascontiguousarray(array, dtype=_to_np_dtype(dtype))
+        node.handle.copyin(plain.reshape(-1).view(np.uint8).data)
+        return node
+
+    def empty(self, shape: tuple[int, ...], dtype: DType, device: str) -> UOp:
+        """A BUFFER whose contents are not defined; its memory is allocated at the first use.
+
+        TypeError if the device has no such dtype.
+        """
+        check_dtype(dtype, Device[device])
+        return _buffer_node(Buffer(device, math.prod(shape), dtype), tuple(shape))
+
+    def to_host(self, node: UOp) -> np.ndarray[Any, Any]:
+        """A copy of the contents of a realised BUFFER or of a movement over one."""
+        return self._in_order(node).numpy().reshape(node.shape)
+
+    def host_view(self, node: UOp) -> memoryview:
+        """The memory of a realised BUFFER, or of a reshape of one: its elements in order.
+
+        BufferError if it is on a device whose memory the host cannot reach.
+        """
+        buffer = self._in_order(node, copy=False)
+        device = Device[buffer.device]
+        device.synchronize()
+        view = device.allocator._as_buffer(buffer.memory)
+        if view is None:
+            raise BufferError(
+                f"the memory of {buffer.device} is not the host's; copy it with .numpy()"
+            )
+        kind: Any = buffer.dtype.fmt or "B"
+        # a memoryview knows no half before Python 3.12
+        return view[: buffer.nbytes].cast("B" if kind == "e" else kind)
+
+    def _in_order(self, node: UOp, copy: bool = True) -> Buffer:
+        """The Buffer whose elements are those of a view, in order."""
+        base = node
+        while base.op is Ops.RESHAPE or base.op is Ops.DETACH:
+            base = base.src[0]
+        if base.op is not Ops.BUFFER:
+            if not copy:
+                raise BufferError(
+                    "a view that is not in the order of its memory shares none; "
+                    "make it contiguous first"
+                )
+            base = self.realize([wanted := UOp(Ops.CONTIGUOUS, node.dtype, (node,))])[wanted]
+            while base.op is Ops.RESHAPE:
+                base = base.src[0]
+        return _buffer_of(base)
+
+    def is_realized(self, node: UOp) -> bool:
+        """Whether the value of a node is in memory."""
+        while node.op in _VIEWS:
+            node = node.src[0]
+        return node.op is Ops.BUFFER and node.handle is not None and node.handle.is_allocated
+
+    def realize(self, outputs: Sequence[UOp], pending_reads: Sequence[UOp] = ()) -> dict[UOp, UOp]:
+        """Compute nodes; the map gives for each one a BUFFER or a view of one.
+
+        Every AFTER on the way is executed and is in the map too. The `pending_reads` read what
+        one of them overwrites, and are computed before it. ValueError from scheduling, MemoryError
+        and CompileError from running: then nothing is realised, but what was assigned may be.
+        """
+        wanted = list(dict.fromkeys([*outputs, *pending_reads]))
+        if not wanted:
+            return {}
+        sink = UOp(Ops.SINK, src=tuple(wanted))
+        bound = create_schedule(sink, lambda name: Device[name].target, Device.DEFAULT)
+        schedule = bound.schedule
+        inputs = [_buffer_of(node) for node in bound.buffers]
+        buffers = run_schedule(schedule, inputs, bound.values)
+        made: dict[int, UOp] = dict(enumerate(bound.buffers))
+        found: dict[UOp, UOp] = {}
+        for node, view in zip(wanted, schedule.outputs, strict=True):
+            if view.slot not in made:
+                buffer = buffers[view.slot]
+                assert buffer is not None, "an output is no temporary"
+                made[view.slot] = _buffer_node(buffer, schedule.slots[view.slot].shape)
+            found[node] = view.over(made[view.slot])
+        for node in sink.postorder():
+            if node.op is Ops.AFTER and node not in found:
+                found[node] = found.get(node.src[0], node.src[0])
+        return found
+
+
+def _buffer_node(buffer: Buffer, shape: tuple[int, ...]) -> UOp:
+    """A new BUFFER for some memory."""
+    node = UOp(Ops.BUFFER, buffer.dtype, (), BufferArg(next(_uids), shape, buffer.device))
+    node.handle = buffer
+    return node
+
+
+def _buffer_of(node: UOp) -> Buffer:
+    """The memory of a BUFFER."""
+    buffer = node.handle
+    if not isinstance(buffer, Buffer):
+        raise TypeError(
+            f"buffer {node.arg.uid} was not made by this runtime: it has no memory; "
+            "make it with from_host or empty"
+        )
+    return buffer
