@@ -1112,7 +1112,7 @@ cdef Node greatest(DType dtype, Form operands):
     if operands.count == 1 or operands.count > FEW:
         return chained(OP_MAX, operands)
     pending = [form_of(<Node>operands.c_terms[i].atom, 1) for i in range(operands.count)]
-    while pending and len(forms) <= MANY:
+    while pending and len(forms) <= FEW:
         f = <Form>pending.pop()
         if f.failed:
             return None
