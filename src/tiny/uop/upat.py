@@ -108,7 +108,6 @@ class UPat:
         return UPat(dtype=dtype, name=name)
 
     @staticmethod
-    @functools.cache
     def cvar(
         name: str | None = None, dtype: DType | tuple[DType, ...] | None = None, arg: Any = None
     ) -> UPat:
