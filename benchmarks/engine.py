@@ -44,13 +44,18 @@ class Side:
         self.matcher, self.rewrite = ops.PatternMatcher, ops.graph_rewrite
         self.a = self.uop.range(1000, 0)
         self.dtype = self.a.dtype
+        self.axes = 0
 
     def constants(self, count: int) -> list[Any]:
         return [self.uop.const(i + 7, self.dtype) for i in range(count)]
 
     def corpus(self, count: int) -> Any:
-        """Index expressions under one root; nothing has been asked of their nodes yet."""
-        return self.uop.sink(*index_corpus.build(self.uop, count))
+        """Index expressions under one root, of nodes that nothing was asked of before.
+
+        Their loops are numbered anew each time: caches can keep the nodes of earlier ones alive.
+        """
+        self.axes += 100
+        return self.uop.sink(*index_corpus.build(self.uop, count, self.axes))
 
 
 TINY, PEER = Side(tiny_ops), Side(peer_ops)

@@ -316,16 +316,16 @@ def triangles() -> Iterator[View]:
 # ---------------------------------------------------------------- their loops
 
 
-def build(uop: Any, limit: int | None = None) -> list[Any]:
+def build(uop: Any, limit: int | None = None, first_axis: int = 0) -> list[Any]:
     """The expressions, made with the operators of a library's `UOp`; the first `limit` of them.
 
     Each kernel is read with a loop an axis, with all axes in one loop, and with axes split in
-    two, as tiling leaves them.
+    two, as tiling leaves them. Loops are numbered from `first_axis`: other numbers, other nodes.
     """
     found: dict[Any, None] = {}
     for make in KERNELS:
         for view in make():
-            for loops in _loops(uop, view.shape):
+            for loops in _loops(uop, view.shape, first_axis):
                 for expression in view.expressions(loops):
                     if isinstance(expression, uop) and expression.src:
                         found[expression] = None
@@ -336,12 +336,13 @@ def build(uop: Any, limit: int | None = None) -> list[Any]:
     return [expressions[i * len(expressions) // limit] for i in range(limit)]
 
 
-def _loops(uop: Any, shape: tuple[int, ...]) -> Iterator[list[Any]]:
-    yield [uop.range(size, axis) for axis, size in enumerate(shape)]
-    yield _split(uop.range(math.prod(shape), 0), shape)
+def _loops(uop: Any, shape: tuple[int, ...], first: int) -> Iterator[list[Any]]:
+    yield [uop.range(size, first + axis) for axis, size in enumerate(shape)]
+    yield _split(uop.range(math.prod(shape), first), shape)
     split = []
     for axis, size in enumerate(shape):
         inner = next((k for k in (8, 4, 2) if size % k == 0 and size > k), 1)
-        outer = uop.range(size // inner, 2 * axis)
-        split.append(outer * inner + uop.range(inner, 2 * axis + 1) if inner > 1 else outer)
+        outer = uop.range(size // inner, first + 2 * axis)
+        tile = uop.range(inner, first + 2 * axis + 1)
+        split.append(outer * inner + tile if inner > 1 else outer)
     yield split
