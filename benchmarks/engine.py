@@ -17,12 +17,12 @@ from typing import Any, NamedTuple
 import tinygrad.uop.ops as peer_ops
 from tinygrad.uop.symbolic import symbolic
 
-import index_corpus
 import tiny.uop.ops as tiny_ops
 from tiny._core.match import take
 from tiny._core.symbolic import simplify
 from tiny.bench import Times, alternate, alternate_prepared, print_table, ratio, ratio_text
 from tiny.bench import time_text as text
+from tiny.bench.index_corpus import index_corpus
 
 NODES = 20_000
 
@@ -55,7 +55,21 @@ class Side:
         Their loops are numbered anew each time: caches can keep the nodes of earlier ones alive.
         """
         self.axes += 100
-        return self.uop.sink(*index_corpus.build(self.uop, count, self.axes))
+        expressions = index_corpus(Renumbered(self.uop, self.axes))
+        # evenly, so that all kinds of kernels stay in
+        return self.uop.sink(
+            *[expressions[i * len(expressions) // count].root for i in range(count)]
+        )
+
+
+class Renumbered:
+    """A `UOp` class whose loops are numbered from a number on."""
+
+    def __init__(self, uop: Any, first: int) -> None:
+        self.uop, self.first = uop, first
+
+    def range(self, size: int, axis: int) -> Any:
+        return self.uop.range(size, self.first + axis)
 
 
 TINY, PEER = Side(tiny_ops), Side(peer_ops)
