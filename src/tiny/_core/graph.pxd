@@ -44,6 +44,8 @@ cdef tuple shape_of(Node node)
 cdef list postorder(Node root)
 cdef uint32_t new_epoch() noexcept
 
+cdef void forget_settled(uint64_t bits) noexcept     # clear them in c_settled of every node
+
 # Arguments: compared by exact type, floats by bits, tuples element by element
 cdef bint same_arg(object a, object b) except -1
 

@@ -938,6 +938,14 @@ cdef uint32_t new_epoch() noexcept:
     return epoch
 
 
+cdef void forget_settled(uint64_t bits) noexcept:
+    """Clear memo bits on every node, so that they can be used anew."""
+    cdef size_t i
+    for i in range(slots_mask + 1):
+        if slots[i].node != NULL:
+            (<Node>slots[i].node).c_settled &= ~bits
+
+
 cdef list postorder(Node root):
     global visits, visits_capacity
     cdef uint32_t mark = new_epoch()

@@ -14,7 +14,8 @@ from libc.stdint cimport int32_t, int64_t, uint8_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memcpy, memset
 from tiny._core.graph cimport (
-    INT_CONST, Node, PointerMap, pmap_free, pmap_get, pmap_init, pmap_put, same_arg, with_sources,
+    INT_CONST, Node, PointerMap, forget_settled, pmap_free, pmap_get, pmap_init, pmap_put,
+    same_arg, with_sources,
 )
 from tiny._core.ops cimport OP_CONST, OP_COUNT, OP_FUNCTION
 from tiny._core.types cimport DType
@@ -60,6 +61,8 @@ cdef enum:
     I_CHILD = 1      # reg = source b of register a
     I_CHILD_OP = 2   # the same, and its op is x
     I_PERMUTE = 3    # reg, reg + 1, ... = the first b sources of a, in one order after another
+    I_PAIR = 16      # reg, reg + 1 = the two sources of a, in both orders, those whose ops are
+                     # x & 255 and x >> 8 (0: any)
     I_OP = 4         # op of reg is x
     I_OPS = 5        # op of reg is in the set (v, x): 96 bits
     I_DTYPES = 6     # id of the dtype of reg is in the set v
@@ -184,7 +187,7 @@ class _Compiler:
         start = len(self.code)
         self.rule, self.registers, self.choices, self.blocks = rule, 1, 0, []
         names = {}
-        self.tests(variant, 0, names, op_known=len(variant.pattern.op or ()) == 1)
+        self.tests(variant, 0, names, op_known=True)  # rules are listed by it
         self.sources(variant, 0, names)
         self.end([
             CONTEXT if p == "ctx" else names[p] if p in names else DEFAULT + k
@@ -232,7 +235,7 @@ class _Compiler:
                     raise ValueError(f"rule {self.rule}: {dtype!r} is beyond the first 64 dtypes")
                 bits |= 1 << dtype.id
             self.emit(I_DTYPES, reg, v=_signed(bits))
-        if variant.kind == "fixed" or variant.kind == "any order":
+        if variant.kind in ("fixed", "any order") and not _is_pair(variant):
             self.emit(I_AT_LEAST if p.allow_any_len else I_LENGTH, reg, x=len(variant.children))
         if p.arg is not None:
             if p.op == (Ops.CONST,) and isinstance(p.arg, int) and -2**62 < p.arg < 2**62:
@@ -257,9 +260,14 @@ class _Compiler:
             first = self.new_registers(count)
             self.choices += 1
             _limit(self.rule, "nodes with sources in any order", self.choices, MAX_CHOICES)
-            self.emit(I_PERMUTE, first, reg, count)
+            pair = _is_pair(variant)
+            if pair:
+                ops = [int(c.pattern.op[0]) if _has_one_op(c) else 0 for c in variant.children]
+                self.emit(I_PAIR, first, reg, 2, x=ops[0] | ops[1] << 8)
+            else:
+                self.emit(I_PERMUTE, first, reg, count)
             for i, child in enumerate(variant.children):
-                self.tests(child, first + i, names)
+                self.tests(child, first + i, names, op_known=pair and _has_one_op(child))
             for i, child in enumerate(variant.children):
                 self.sources(child, first + i, names)
         elif variant.kind == "fixed":
@@ -268,12 +276,11 @@ class _Compiler:
     def children(self, reg, children, names):
         first = self.new_registers(len(children))
         for i, child in enumerate(children):
-            one_op = child.pattern.op is not None and len(child.pattern.op) == 1
-            if one_op:
+            if _has_one_op(child):
                 self.emit(I_CHILD_OP, first + i, reg, i, x=int(child.pattern.op[0]))
             else:
                 self.emit(I_CHILD, first + i, reg, i)
-            self.tests(child, first + i, names, op_known=one_op)
+            self.tests(child, first + i, names, op_known=_has_one_op(child))
         for i, child in enumerate(children):
             self.sources(child, first + i, names)
 
@@ -296,6 +303,16 @@ class _Compiler:
             self.end([])
             if i + 1 < len(variants):
                 self.code[start] = (I_ALTERNATIVE, 0, 0, 0, len(self.code), 0)
+
+
+def _has_one_op(variant):
+    return variant.pattern.op is not None and len(variant.pattern.op) == 1
+
+
+def _is_pair(variant):
+    """Exactly two sources, in either order."""
+    return variant.kind == "any order" and len(variant.children) == 2 and \
+        not variant.pattern.allow_any_len
 
 
 def _signed(bits):
@@ -397,7 +414,9 @@ def _is_pure(function):
 
 # ---------------------------------------------------------------- tables
 
-cdef uint64_t next_bit = 1  # of Node.c_settled; a bit is never given twice, 0: none is left
+# Bits of Node.c_settled: those nobody has, and those of tables that are gone.
+cdef uint64_t free_bits = ~<uint64_t>0
+cdef uint64_t dead_bits = 0
 
 
 cdef class RuleTable:
@@ -435,8 +454,8 @@ cdef class RuleTable:
                 # None among the ops of a pattern: any
                 reject = v.pattern.custom_early_reject
                 if reject is None:
-                    reject = [c.pattern.op[0] for c in (v.children if v.kind != "all" else ())
-                              if c.pattern.op is not None and len(c.pattern.op) == 1]
+                    reject = [c.pattern.op[0] for c in v.children
+                              if v.kind != "all" and _has_one_op(c)]
                 start = compiler.compile(v, self.rule_names[i], parameters)
                 self.entries.append((v.pattern.op, _op_bits(reject), start, i))
         self.constants = compiler.constants
@@ -463,18 +482,23 @@ cdef class RuleTable:
             rule.ints_only = ints_only
 
     def __dealloc__(self):
+        global dead_bits
+        dead_bits |= self.c_bit
         free(self.c_code)
         free(self.c_rules)
         free(self.c_constants)
 
     cdef uint64_t bit(self) noexcept:
         """The memo bit, for a run that begins; 0: none. The first run does not take one yet."""
-        global next_bit
+        global free_bits, dead_bits
         if self.pure and self.c_bit == 0 and self.patterns:
             self.c_runs += 1
             if self.c_runs > 1:
-                self.c_bit = next_bit
-                next_bit <<= 1
+                if free_bits == 0 and dead_bits:
+                    forget_settled(dead_bits)
+                    free_bits, dead_bits = dead_bits, 0
+                self.c_bit = free_bits & -free_bits
+                free_bits ^= self.c_bit
         return self.c_bit
 
 
@@ -563,9 +587,13 @@ cdef class PatternMatcher:
         """What the first rule that applies makes of the node; None if none does."""
         return rewrite_node(self, uop, ctx)
 
-    def first_result(self, Node uop not None, ctx=None):
-        """As rewrite, but whatever a rule returns; for tables that judge and do not rewrite."""
-        return apply(self, uop, ctx, False)
+    def judge(self, Node uop not None, ctx=None) -> tuple:
+        """(what the first rule that applies returned, whatever it is, and the rule's name).
+
+        (None, "") if none applies. For tables that judge nodes and do not rewrite them.
+        """
+        result = apply(self, uop, ctx, False)
+        return result, "" if result is None else <str>fired
 
     def __repr__(self):
         lines = []
@@ -580,16 +608,40 @@ cdef class PatternMatcher:
 
 # ---------------------------------------------------------------- matching
 
+cdef inline int fit(int first, int second, int wanted) noexcept nogil:
+    """Whether two ops are the two wanted ones; 0 stands for any."""
+    return (wanted & 255 == 0 or first == wanted & 255) and \
+        (wanted >> 8 == 0 or second == wanted >> 8)
+
+
 cdef int run(Ins *code, Ins *ip, PyObject **reg, PyObject **constants, Choice *choices,
              int *depth, Ins **end) except -1:
     """Match on from `ip`, or with the next choice if it is NULL. 1: at *end, a match; 0: none."""
     cdef bint ok = ip != NULL
-    cdef int i, op
+    cdef int i, op, other
     cdef PyObject *src
     cdef Ins *choice
     while True:
         if ok:
-            if ip.kind == I_CHILD_OP:
+            if ip.kind == I_PAIR:
+                src = <PyObject *>(<Node>reg[ip.a]).src
+                ok = length_of(src) == 2
+                if ok:
+                    op = (<Node>borrowed_item(src, 0)).c_op
+                    other = (<Node>borrowed_item(src, 1)).c_op
+                    i = fit(op, other, ip.x) | fit(other, op, ip.x) << 1
+                    if i & 1:
+                        reg[ip.reg] = borrowed_item(src, 0)
+                        reg[ip.reg + 1] = borrowed_item(src, 1)
+                        if i & 2 and reg[ip.reg] != reg[ip.reg + 1]:
+                            choices[depth[0]].ins = ip
+                            depth[0] += 1
+                    elif i:
+                        reg[ip.reg] = borrowed_item(src, 1)
+                        reg[ip.reg + 1] = borrowed_item(src, 0)
+                    else:
+                        ok = False
+            elif ip.kind == I_CHILD_OP:
                 reg[ip.reg] = borrowed_item(<PyObject *>(<Node>reg[ip.a]).src, ip.b)
                 ok = (<Node>reg[ip.reg]).c_op == ip.x
             elif ip.kind == I_OP:
@@ -634,16 +686,23 @@ cdef int run(Ins *code, Ins *ip, PyObject **reg, PyObject **constants, Choice *c
             if depth[0] == 0:
                 return 0
             choice = choices[depth[0] - 1].ins
+            ip = choice + 1
+            ok = True
+            if choice.kind == I_PAIR:
+                src = reg[choice.reg]
+                reg[choice.reg] = reg[choice.reg + 1]
+                reg[choice.reg + 1] = src
+                depth[0] -= 1
+                continue
             choices[depth[0] - 1].order += 1
             if choices[depth[0] - 1].order == ORDER_COUNT[choice.b]:
                 depth[0] -= 1
+                ok = False
                 continue
             src = <PyObject *>(<Node>reg[choice.a]).src
             for i in range(choice.b):
                 reg[choice.reg + i] = borrowed_item(
                     src, ORDERS[choice.b][choices[depth[0] - 1].order][i])
-            ip = choice + 1
-            ok = True
 
 
 cdef bint match_all(Ins *code, Ins *all_, PyObject **reg, PyObject **constants) except -1:
@@ -725,6 +784,7 @@ cdef object apply(PatternMatcher matcher, Node node, object ctx, bint checked):
             result = call(entry[i].rule, end, reg, ctx)
             if result is not None:
                 if not checked:
+                    fired = entry[i].rule.name
                     return result
                 if not isinstance(result, Node):
                     raise TypeError(
@@ -792,7 +852,7 @@ def all_matches(pattern, Node node not None) -> list:
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
     record.__signature__ = inspect.Signature(
         [inspect.Parameter(n, kind, default=None) for n in names])
-    PatternMatcher([(pattern, record)]).first_result(node)
+    PatternMatcher([(pattern, record)]).judge(node)
     return found
 
 
