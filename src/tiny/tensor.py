@@ -39,7 +39,6 @@ from tiny.dtype import (
 from tiny.gradient import compute_gradient
 from tiny.helpers import TRAINING, Context, argfix, ceildiv, prod
 from tiny.mixin import IndexingMixin
-from tiny.mixin.movement import broadcast_shape
 from tiny.uop.ops import GroupOp, Ops, UOp
 from tiny.uop.runtime import runtime
 
@@ -102,17 +101,21 @@ def _is_view_of_memory(uop: UOp) -> bool:
     return _memory(_split_view(uop)) is not None
 
 
-def _storage_of(node: UOp) -> _Storage:
-    """A storage for a value that may be the memory of another tensor: that one's, if it is."""
-    buffer = _memory(node)
+def _opened(uop: UOp) -> tuple[_Storage, UOp, UOp]:
+    """A storage for a value given as a graph, its node, and the value as a view of it.
+
+    A view of memory gets the storage that this memory has, so that it can be written through.
+    """
+    root = _split_view(uop)
+    buffer = _memory(root)
     if buffer is None:
-        return _Storage(node, node.device)
+        return _Storage(uop, uop.device), uop, uop
     owner = _owners.get(buffer)
-    if owner is not None and owner.node is node:
-        return owner
-    storage = _Storage(node, buffer.arg.device)
+    if owner is not None and owner.node is root:
+        return owner, root, uop
+    storage = _Storage(root, buffer.arg.device)
     _take_memory(storage, buffer)
-    return storage
+    return storage, root, uop
 
 
 def _take_memory(storage: _Storage, buffer: UOp) -> None:
@@ -169,8 +172,7 @@ class Tensor(IndexingMixin):
             uop = _from_data(data, device, to)
         if uop.dtype is dtypes.void or uop._shape is None:
             raise TypeError(f"Tensor: {uop.op!r} computes no value")
-        root = _split_view(uop)
-        self._bind(_storage_of(root), root, uop)
+        self._bind(*_opened(uop))
         if device is not None and isinstance(data, UOp):
             self.replace(self.to(device))
         self.requires_grad = requires_grad
@@ -205,8 +207,7 @@ class Tensor(IndexingMixin):
 
     @uop.setter
     def uop(self, new: UOp) -> None:
-        root = _split_view(new)
-        self._storage, self._root, self._uop = _storage_of(root), root, new
+        self._storage, self._root, self._uop = _opened(new)
 
     @property
     def dtype(self) -> DType:
@@ -662,14 +663,14 @@ class Tensor(IndexingMixin):
             raise TypeError(
                 f"assign: {value.dtype} can not be written to {self.dtype}; cast it first"
             )
-        if (
-            value.shape != self.shape
-            and broadcast_shape("assign", self.shape, value.shape) != self.shape
+        own = self.shape[self.ndim - value.ndim :]
+        if value.ndim > self.ndim or any(
+            s not in (1, o) for s, o in zip(value.shape, own, strict=True)
         ):
             raise ValueError(f"assign: {value.shape} does not broadcast to {self.shape}")
-        own, theirs = self.device, value.device
-        if own is not None and theirs is not None and own != theirs:
-            raise ValueError(f"assign: the value is on {theirs}, this tensor on {own}; move one")
+        here, theirs = self.device, value.device
+        if here is not None and theirs is not None and here != theirs:
+            raise ValueError(f"assign: the value is on {theirs}, this tensor on {here}; move one")
         return value if value.shape == self.shape else value._broadcast_to(self.shape)
 
     def _write(self, value: UOp) -> None:
