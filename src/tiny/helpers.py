@@ -211,7 +211,7 @@ NO_COLOR = ContextVar("NO_COLOR", 0)
 NO_MEMORY_PLANNER = ContextVar("NO_MEMORY_PLANNER", 0)  # a buffer of its own for each temporary
 
 BEAM = ContextVar("BEAM", 0, effective=False)
-NOOPT = ContextVar("NOOPT", 0, effective=False)
+NOOPT = ContextVar("NOOPT", 0)
 JIT = ContextVar("JIT", 1, effective=False)
 JIT_BATCH_SIZE = ContextVar("JIT_BATCH_SIZE", 32, effective=False)
 IMAGE = ContextVar("IMAGE", 0, effective=False)
@@ -239,7 +239,7 @@ RING = ContextVar("RING", 1, effective=False)
 MAX_KERNEL_BUFFERS = ContextVar("MAX_KERNEL_BUFFERS", 0, effective=False)
 NULL_ALLOW_COPYOUT = ContextVar("NULL_ALLOW_COPYOUT", 0)  # reading NULL gives zeros
 EMULATED_DTYPES = ContextVar("EMULATED_DTYPES", "", effective=False)
-STRICT_REDUCE = ContextVar("STRICT_REDUCE", 0, effective=False)
+STRICT_REDUCE = ContextVar("STRICT_REDUCE", 0)
 
 
 # ---------------------------------------------------------------- values and sequences
