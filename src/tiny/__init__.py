@@ -1,1 +1,29 @@
-"""A deep-learning framework whose compiler is fast twice."""
+"""A deep-learning framework whose compiler is fast twice.
+
+The door of the package: it binds the devices to `Tensor` and hands out what users start from.
+"""
+
+from tiny.device import Device
+from tiny.dtype import dtypes
+from tiny.engine import DeviceRuntime
+from tiny.helpers import Context, GlobalCounters, fetch, getenv
+from tiny.tensor import Tensor
+from tiny.uop.ops import Variable
+from tiny.uop.runtime import bind_runtime
+
+bind_runtime(DeviceRuntime())
+
+# layers are made of tensors, so they come once these can run
+from tiny import nn  # noqa: E402
+
+__all__ = [
+    "Context",
+    "Device",
+    "GlobalCounters",
+    "Tensor",
+    "Variable",
+    "dtypes",
+    "fetch",
+    "getenv",
+    "nn",
+]

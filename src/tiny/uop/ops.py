@@ -51,9 +51,7 @@ __all__ = [
 class GroupOp:
     """Sets of operations."""
 
-    Unary = frozenset(
-        {Ops.NEG, Ops.EXP2, Ops.LOG2, Ops.SIN, Ops.SQRT, Ops.RECIPROCAL, Ops.TRUNC}
-    )
+    Unary = frozenset({Ops.NEG, Ops.EXP2, Ops.LOG2, Ops.SIN, Ops.SQRT, Ops.RECIPROCAL, Ops.TRUNC})
     Ternary = frozenset({Ops.WHERE, Ops.MULACC})
     Elementwise = ELEMENTWISE
     ALU = ELEMENTWISE - {Ops.CAST, Ops.BITCAST}

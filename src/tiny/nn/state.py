@@ -1,0 +1,188 @@
+"""The tensors of a model by name, and safetensors files of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors
+import safetensors.numpy
+
+from tiny.dtype import _to_np_dtype, dtypes, strong_dtype
+from tiny.tensor import Tensor
+
+# dtypes as safetensors files name them
+_SAFE_NAMES = {
+    dtypes.bool: "BOOL",
+    dtypes.int8: "I8",
+    dtypes.int16: "I16",
+    dtypes.int32: "I32",
+    dtypes.int64: "I64",
+    dtypes.uint8: "U8",
+    dtypes.uint16: "U16",
+    dtypes.uint32: "U32",
+    dtypes.uint64: "U64",
+    dtypes.float16: "F16",
+    dtypes.bfloat16: "BF16",
+    dtypes.float32: "F32",
+    dtypes.float64: "F64",
+    dtypes.fp8e4m3: "F8_E4M3",
+    dtypes.fp8e5m2: "F8_E5M2",
+}
+_SAFE_DTYPES = {name: dtype for dtype, name in _SAFE_NAMES.items()}
+
+
+def get_state_dict(obj: Any, prefix: str = "", tensor_type: type = Tensor) -> dict[str, Any]:
+    """Every tensor reachable from `obj` through attributes, lists, tuples and dicts, by path.
+
+    Names are joined by dots: `{"layers.0.weight": …}`. An object met twice counts under its
+    first name only where that is what it holds itself; cycles end where they close.
+    """
+    found: dict[str, Any] = {}
+    stack: list[tuple[str, Any, frozenset[int]]] = [(prefix.strip("."), obj, frozenset())]
+    while stack:
+        path, value, above = stack.pop()
+        if isinstance(value, tensor_type):
+            found[path] = value
+            continue
+        if id(value) in above:
+            continue
+        if isinstance(value, dict):
+            items = [(str(k), v) for k, v in value.items()]
+        elif isinstance(value, list | tuple):
+            names = getattr(value, "_fields", range(len(value)))
+            items = [(str(k), v) for k, v in zip(names, value, strict=True)]
+        elif hasattr(value, "__dict__") and not isinstance(value, type):
+            items = list(vars(value).items())
+        else:
+            continue
+        inside = above | {id(value)}
+        stack += [(f"{path}.{k}" if path else k, v, inside) for k, v in reversed(items)]
+    return found
+
+
+def get_parameters(obj: Any) -> list[Tensor]:
+    """The tensors of get_state_dict, in its order."""
+    return list(get_state_dict(obj).values())
+
+
+def load_state_dict(
+    model: Any,
+    state_dict: dict[str, Tensor],
+    strict: bool = True,
+    verbose: bool = True,
+    consume: bool = False,
+    realize: bool = True,
+) -> list[Tensor]:
+    """Give the model's tensors the values of `state_dict`; return the tensors loaded.
+
+    With `strict`, names that only one side has raise KeyError. ValueError if a shape differs.
+    Values are cast to the dtype and moved to the device of the model's tensor. `consume` takes
+    entries out of the dict as they are loaded. `verbose` prints what a non-strict load skipped.
+    """
+    own = get_state_dict(model)
+    missing = [name for name in own if name not in state_dict]
+    unknown = [name for name in state_dict if name not in own]
+    if strict and (missing or unknown):
+        raise KeyError(
+            f"load_state_dict: the model has {_some(missing)} that the state has not, and the "
+            f"state has {_some(unknown)} that the model has not; strict=False loads the rest"
+        )
+    if verbose and (missing or unknown):
+        print(f"load_state_dict: not in the state: {_some(missing)}; unused: {_some(unknown)}")
+    loaded = []
+    for name, tensor in own.items():
+        if name not in state_dict:
+            continue
+        new = state_dict[name]
+        if new.shape != tensor.shape:
+            raise ValueError(
+                f"load_state_dict: {name!r} has shape {tensor.shape} ({tensor.dtype}) in the model "
+                f"and {new.shape} ({new.dtype}) in the state"
+            )
+        value = new.to(tensor.device).cast(tensor.dtype).contiguous()
+        tensor.replace(value)
+        loaded.append(tensor)
+        if consume:
+            del state_dict[name]
+    if realize and loaded:
+        Tensor.realize(*loaded)
+    return loaded
+
+
+def _some(names: list[str]) -> str:
+    if not names:
+        return "nothing"
+    return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+
+
+def safe_save(
+    tensors: dict[str, Tensor], fn: str | os.PathLike[str], metadata: dict[str, Any] | None = None
+) -> None:
+    """Write tensors to a safetensors file. The file is complete or not there at all.
+
+    TypeError for a dtype that the format has no name for. Metadata values are stored as text.
+    """
+    Tensor.realize(*tensors.values())
+    arrays = {}
+    for name, tensor in tensors.items():
+        if strong_dtype(tensor.dtype) not in _SAFE_NAMES:
+            raise TypeError(f"safe_save: {name!r} has {tensor.dtype}, which safetensors can't hold")
+        arrays[name] = np.ascontiguousarray(tensor.numpy()).reshape(tensor.shape)
+    text = {k: v if isinstance(v, str) else json.dumps(v) for k, v in (metadata or {}).items()}
+    content = safetensors.numpy.save(arrays, text or None)
+    target = Path(fn)
+    handle, aside = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+        os.replace(aside, target)
+    except BaseException:
+        os.unlink(aside)
+        raise
+
+
+def _header(content: bytes, name: str) -> tuple[dict[str, Any], int]:
+    """The header of a safetensors file and where the data begins."""
+    size = int.from_bytes(content[:8], "little")
+    if len(content) < 8 or size > len(content) - 8:
+        raise ValueError(f"{name} is not a safetensors file, or it is cut short")
+    try:
+        header = json.loads(content[8 : 8 + size])
+    except ValueError as error:
+        raise ValueError(f"{name} is not a safetensors file: its header is no JSON") from error
+    return header, 8 + size
+
+
+def safe_load_metadata(fn: str | os.PathLike[str]) -> tuple[Path, int, dict[str, Any]]:
+    """(path, where the data begins in bytes, header) of a safetensors file.
+
+    The header maps names to dtype, shape and offsets, and "__metadata__" to the metadata.
+    """
+    path = Path(fn)
+    with path.open("rb") as file:
+        start = file.read(8)
+        content = start + file.read(int.from_bytes(start, "little") if len(start) == 8 else 0)
+    header, begin = _header(content, str(path))
+    return path, begin, header
+
+
+def safe_load(fn: str | os.PathLike[str]) -> dict[str, Tensor]:
+    """The tensors of a safetensors file. ValueError if it is damaged or of unknown dtypes."""
+    content = Path(fn).read_bytes()
+    try:
+        entries = safetensors.deserialize(content)
+    except safetensors.SafetensorError as error:
+        raise ValueError(f"{fn} is not a safetensors file, or it is damaged: {error}") from error
+    tensors = {}
+    for name, entry in entries:
+        dtype = _SAFE_DTYPES.get(entry["dtype"])
+        if dtype is None:
+            raise ValueError(f"{fn}: tensor {name!r} has dtype {entry['dtype']!r}, not known here")
+        array = np.frombuffer(entry["data"], _to_np_dtype(dtype)).reshape(entry["shape"])
+        tensors[name] = Tensor(array)
+    return tensors
