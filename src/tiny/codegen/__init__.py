@@ -10,8 +10,9 @@ from tiny.codegen.lower import linearize
 from tiny.codegen.opt import Kernel, KernelOptError, Opt, OptOps
 from tiny.codegen.opt.heuristic import choose_opts
 from tiny.codegen.program import LinearProgram, ProgramParam
-from tiny.helpers import NOOPT, STRICT_REDUCE
+from tiny.helpers import NOOPT, SPEC, STRICT_REDUCE
 from tiny.uop.ops import GroupOp, Ops, UOp
+from tiny.uop.spec import spec_kernel, spec_program, verify
 from tiny.uop.target import Target
 
 __all__ = ["KernelOptError", "LinearProgram", "Opt", "OptOps", "ProgramParam", "lower"]
@@ -42,12 +43,16 @@ def lower(kernel: UOp, target: Target, opts: Sequence[Opt] | None = None) -> Lin
 
 
 def _lower(ast: UOp, target: Target, opts: tuple[Opt, ...] | None) -> LinearProgram:
+    if SPEC:
+        verify(ast, spec_kernel, "kernel")
     kernel = Kernel(ast, target)
     if opts is None:
         opts = () if NOOPT else choose_opts(kernel)
     for opt in opts:
         kernel.apply_opt(opt)
     uops = linearize(kernel.tiled(), target)
+    if SPEC:
+        verify(uops, spec_program, f"program {kernel.name} {kernel.applied_opts}")
     params = _params(kernel)
     return LinearProgram(
         name=kernel.name,

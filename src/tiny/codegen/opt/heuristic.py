@@ -1,12 +1,316 @@
-"""A list of Opts for a kernel, by counting what becomes contiguous and what is used again."""
+"""A list of Opts for a kernel, by counting loads, arithmetic and registers of a loop body."""
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
+from operator import attrgetter
+
+from tiny.codegen.lower.indices import flatten_indices, linear_form
+from tiny.codegen.lower.tiled import axis_masks
 from tiny.codegen.opt.kernel import Kernel
-from tiny.codegen.opt.opts import Opt
+from tiny.codegen.opt.opts import KernelOptError, Opt, OptOps
+from tiny.uop.ops import GroupOp, Ops, UOp
 
 __all__ = ["choose_opts"]
 
+# What an operation costs, in simple instructions; 1 for all others.
+_WEIGHTS = {
+    Ops.EXP2: 20,
+    Ops.LOG2: 24,
+    Ops.SIN: 60,
+    Ops.THREEFRY: 100,
+    Ops.FDIV: 5,
+    Ops.RECIPROCAL: 5,
+    Ops.SQRT: 6,
+    Ops.FLOORDIV: 20,
+    Ops.FLOORMOD: 20,
+    Ops.CDIV: 20,
+    Ops.CMOD: 20,
+}
+ROWS = (2, 3, 4, 5, 6, 7, 8, 10, 12, 14)
+VECTORS = (1, 2, 3, 4)
+LATENCY = 4.0  # cycles until a sum can be added to again
+PER_CYCLE = 2.0  # loads, and also arithmetic instructions
+SMALL_BODY = 96  # instructions that unrolling may make of a body
+
+
+@dataclass
+class _Access:
+    """A load or store: how far apart neighbours along each axis are, None if not evenly."""
+
+    strides: dict[int, int | None]
+    mask: int
+
+
+@dataclass
+class _Nest:
+    """The loops of reductions over the same ranges, or of stores if `reduced` is 0."""
+
+    mask: int  # all axes of its body
+    reduced: int  # those that it reduces over
+    loads: list[_Access]
+    stores: list[_Access]
+    work: float  # instructions per point
+    sums: int  # how many reductions
+
 
 def choose_opts(kernel: Kernel) -> tuple[Opt, ...]:
-    return ()
+    """Opts for each loop nest, the one with most work first; the kernel is left as it is."""
+    kernel = kernel.copy()
+    points = lambda nest: math.prod(_sizes(kernel, nest.mask)) * nest.work  # noqa: E731  # one use
+    for nest in sorted(_nests(kernel), key=points, reverse=True):
+        taken = sum(1 << k for k, a in enumerate(kernel.axes) if a.step > 1)
+        if not nest.mask & taken:
+            _tile(kernel, nest)
+        if nest.reduced:
+            _unroll(kernel, nest)
+    return kernel.applied_opts
+
+
+def _sizes(kernel: Kernel, mask: int) -> list[int]:
+    return [a.range.src[0].vmax for k, a in enumerate(kernel.axes) if mask >> k & 1]
+
+
+# ---------------------------------------------------------------- what a kernel does
+
+
+def _nests(kernel: Kernel) -> list[_Nest]:
+    """The loop nests of a kernel, with what their bodies load and store."""
+    sink = flatten_indices(kernel.ast)
+    order = sink.postorder()
+    numbers = {a.range.arg.axis: k for k, a in enumerate(kernel.axes)}
+    masks = axis_masks(order, {n: 1 << numbers[n.arg.axis] for n in order if n.op is Ops.RANGE})
+    targets = {n.src[0] for n in order if n.op is Ops.STORE}
+    reduced_axes = sum(1 << k for k, a in enumerate(kernel.axes) if a.is_reduce)
+    nests: dict[int, _Nest] = {}
+    for node in order:
+        if node.op is Ops.REDUCE:
+            bits = masks[node.src[0]]
+            reduced = 0
+            for r in node.src[1:]:
+                reduced |= masks[r]
+            nest = nests.setdefault(reduced, _Nest(0, reduced, [], [], 0.0, 0))
+            nest.mask |= bits | reduced
+            nest.sums += 1
+            if node.arg.op is not Ops.ADD or node.src[0].op is not Ops.MUL:
+                nest.work += 1  # else it is one instruction with the product
+        elif node.op is Ops.STORE:
+            nest = nests.setdefault(0, _Nest(0, 0, [], [], 0.0, 0))
+            nest.mask |= masks[node]
+    for node in order:
+        mask = masks[node]
+        nest_of = max(
+            (
+                n
+                for n in nests.values()
+                if n.reduced & mask or not (n.reduced or mask & reduced_axes)
+            ),
+            key=lambda n: n.reduced.bit_count(),
+            default=None,
+        )
+        if nest_of is None:
+            continue
+        if node.op is Ops.INDEX and node not in targets:
+            nest_of.loads.append(_access(node, masks, numbers))
+        elif node.op in GroupOp.ALU and node.dtype.kind != "x":
+            nest_of.work += _WEIGHTS.get(node.op, 1)
+    for target in targets:
+        for nest in nests.values():
+            if nest.mask & ~nest.reduced & masks[target] or not nest.reduced:
+                nest.stores.append(_access(target, masks, numbers))
+    return list(nests.values())
+
+
+def _access(index: UOp, masks: dict[UOp, int], numbers: dict[int, int]) -> _Access:
+    strides: dict[int, int | None] = {}
+    for term, factor in linear_form(index.src[1]).terms:
+        if term.op is Ops.RANGE:
+            axis = numbers[term.arg.axis]
+            if axis not in strides:
+                strides[axis] = factor
+        else:
+            for axis in numbers.values():
+                if masks[term] >> axis & 1:
+                    strides[axis] = None
+    return _Access(strides, masks[index])
+
+
+# ---------------------------------------------------------------- tiles
+
+
+def _tile(kernel: Kernel, nest: _Nest) -> None:
+    """Apply the cheapest tile: lanes and rows along one axis first, then rows along another."""
+    best = _Price(kernel, nest, -1, 1).tile(())
+    prices = []
+    for lane in _axes(nest.mask):
+        counts = _lane_counts(kernel, lane)
+        if counts and kernel.allows(Opt(OptOps.VEC, lane, counts[0])):
+            prices += [_Price(kernel, nest, lane, lanes) for lanes in counts]
+    for price in prices:
+        best = min(best, price.tile(()), key=_tile_cost)
+        for row in _row_axes(kernel, nest, price.lane):
+            for count in _row_counts(kernel, row):
+                if not price.fits(count):
+                    break
+                best = min(best, price.tile(((row, count),)), key=_tile_cost)
+    if best.rows:
+        price = _Price(kernel, nest, best.lane, best.lanes)
+        ((first, _),) = best.rows
+        for second in _row_axes(kernel, nest, best.lane):
+            for a in _row_counts(kernel, first) if second != first else ():
+                for b in _row_counts(kernel, second):
+                    if not price.fits(a * b):
+                        break
+                    best = min(best, price.tile(((first, a), (second, b))), key=_tile_cost)
+    if best.lane >= 0:
+        _try(kernel, Opt(OptOps.VEC, best.lane, best.lanes))
+    for axis, count in best.rows:
+        _try(kernel, Opt(OptOps.UPCAST, axis, count))
+
+
+def _try(kernel: Kernel, opt: Opt) -> bool:
+    try:
+        kernel.apply_opt(opt)
+    except KernelOptError:
+        return False
+    return True
+
+
+def _axes(mask: int) -> list[int]:
+    return [k for k in range(mask.bit_length()) if mask >> k & 1]
+
+
+def _row_axes(kernel: Kernel, nest: _Nest, lane: int) -> list[int]:
+    """Output axes along which neighbours use something that is loaded once for them."""
+    if not nest.reduced:
+        return []
+    return [
+        k
+        for k in _axes(nest.mask & ~nest.reduced)
+        if k != lane and any(not load.mask >> k & 1 for load in nest.loads)
+    ]
+
+
+def _row_counts(kernel: Kernel, number: int) -> list[int]:
+    size = kernel.axes[number].size
+    if size is None:
+        return []
+    return [n for n in ROWS if n <= size and not (kernel.is_in_place and size % n)]
+
+
+def _lane_counts(kernel: Kernel, number: int) -> list[int]:
+    """Lanes that an axis can have: whole vectors, or a part of one that wastes nothing."""
+    size = kernel.axes[number].size
+    if size is None:
+        return []
+    full = min(kernel.vector_lanes(number), 16)
+    counts = [v * full for v in VECTORS]
+    counts += [n for n in range(2, full) if size % n == 0 or n & (n - 1) == 0]
+    must_divide = kernel.axes[number].is_reduce or kernel.is_in_place
+    return [n for n in counts if n <= size and not (must_divide and size % n)]
+
+
+@dataclass(frozen=True)
+class _Tile:
+    """A choice for a nest: lanes along an axis, rows along others, and what a point costs."""
+
+    lane: int
+    lanes: int
+    rows: tuple[tuple[int, int], ...]  # (axis, how many)
+    cost: float
+
+
+_tile_cost = attrgetter("cost")
+
+
+class _Price:
+    """The cost of tiles of a nest with given lanes, for any rows.
+
+    A cost is in cycles a point: loads or arithmetic of the body, whichever take longer, and what
+    the loop itself takes.
+    """
+
+    def __init__(self, kernel: Kernel, nest: _Nest, lane: int, lanes: int) -> None:
+        self.lane, self.lanes, self.sums, self.work = lane, lanes, nest.sums, nest.work
+        full = min(kernel.vector_lanes(lane), 16) if lane >= 0 else 1
+        self.vectors = -(-lanes // full)
+        self.loads = [(self._instructions(a), a.mask) for a in nest.loads]
+        self.stores = [(self._instructions(a), a.mask) for a in nest.stores]
+        self.is_reduce = nest.reduced != 0
+        self.inner = math.prod(_sizes(kernel, nest.reduced))
+        self.horizontal = 0.0  # instructions to add up the lanes of a row in the end
+        if lane >= 0 and nest.reduced >> lane & 1:
+            self.horizontal = (lanes / self.vectors + self.vectors) * nest.sums
+        self.sizes = [a.range.src[0].vmax for a in kernel.axes]
+        self.registers = 32 if kernel.target.vector_bytes >= 64 else 16
+
+    def _instructions(self, access: _Access) -> float:
+        """To load or store all lanes of one row."""
+        if self.lane < 0 or not access.mask >> self.lane & 1:
+            return 1.0
+        stride = access.strides.get(self.lane, 0)
+        return self.vectors if stride in (1, -1) else 2.0 * self.lanes  # else one by one
+
+    def fits(self, rows: int) -> bool:
+        """Whether the sums, a row of lanes and a broadcast are in registers at once."""
+        return rows * self.vectors * self.sums + self.vectors + 4 <= self.registers
+
+    def tile(self, along: tuple[tuple[int, int], ...]) -> _Tile:
+        """The tile with rows along these axes."""
+        rows = 1
+        for _, n in along:
+            rows *= n
+        loads, stores = self._count(self.loads, along), self._count(self.stores, along)
+        copies = rows * self.vectors
+        work = self.work * copies
+        cycles, code = max(loads, work) / PER_CYCLE, loads + work + stores
+        if self.is_reduce:
+            if copies * self.sums < 8 and self.inner > 4:
+                cycles = max(cycles, LATENCY)
+            added = self.horizontal * rows
+            stores = (stores + added * self.lanes) / self.inner
+            code += 2 * added
+        cycles += stores + 0.5 + 0.06 * (loads + copies)
+        points = float(rows * self.lanes)
+        for axis, n in (*along, (self.lane, self.lanes)):
+            if n > 1:
+                size = self.sizes[axis]
+                points *= size / (-(-size // n) * n)
+        # a long body takes long to compile
+        cost = cycles / points * (1 + code / 2000)
+        return _Tile(self.lane, self.lanes, along, cost)
+
+    @staticmethod
+    def _count(accesses: list[tuple[float, int]], along: tuple[tuple[int, int], ...]) -> float:
+        total = 0.0
+        for count, mask in accesses:
+            for axis, n in along:
+                if mask >> axis & 1:
+                    count *= n
+            total += count
+        return total
+
+
+def _unroll(kernel: Kernel, nest: _Nest) -> None:
+    """Unroll the innermost loops of a reduction: short ones whole, long ones a few steps."""
+    copies = 1
+    for number, axis in enumerate(kernel.axes):
+        if nest.mask >> number & 1:
+            copies *= max(1, axis.step // (kernel.vector_lanes(number) if axis.lanes > 1 else 1))
+    body = copies * (nest.work + len(nest.loads))
+    steps = 1
+    for number in reversed(kernel.nest_order):
+        axis = kernel.axes[number]
+        if not nest.reduced >> number & 1 or axis.lanes > 1:
+            continue
+        if axis.size is None or axis.step > 1:
+            return
+        whole = axis.size <= 9 and steps * axis.size * body <= SMALL_BODY * 2
+        divisors = [n for n in (4, 3, 2) if axis.size % n == 0 and steps * n * body <= SMALL_BODY]
+        n = axis.size if whole else next(iter(divisors), 1)
+        if n == 1 or not _try(kernel, Opt(OptOps.UNROLL, number - kernel.first_reduce, n)):
+            return
+        steps *= n
+        if n < axis.size or steps > 4:
+            return

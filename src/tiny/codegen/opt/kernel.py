@@ -62,6 +62,9 @@ class Kernel:
         order = ast.postorder()
         reduced = {r for n in order if n.op is Ops.REDUCE for r in n.src[1:]}
         ranges = [n for n in order if n.op is Ops.RANGE]
+        for r in ranges:
+            if r.src[0].vmax < 1:
+                raise ValueError(f"axis {r.arg.axis} is empty; a kernel has at least one element")
         ranges.sort(key=lambda r: (r in reduced, r.arg.axis))
         self.axes = [Axis(r, _constant(r.src[0]), r in reduced) for r in ranges]
         self.first_reduce = sum(not a.is_reduce for a in self.axes)
@@ -96,6 +99,14 @@ class Kernel:
         else:
             self._split(opt, number)
         self.applied_opts = (*self.applied_opts, opt)
+
+    def allows(self, opt: Opt) -> bool:
+        """Whether an Opt is legal now."""
+        try:
+            self.copy().apply_opt(opt)
+        except KernelOptError:
+            return False
+        return True
 
     def _check(self, holds: bool, opt: Opt, rule: str) -> None:
         if not holds:
@@ -159,9 +170,9 @@ class Kernel:
         if self.target.vector_bytes <= 0:
             return 1 << 30  # no vector registers to fill: one vector, however long
         bit = 1 << number
-        sizes = {
-            n.dtype.itemsize for n, m in self.masks.items() if m & bit and n.dtype.kind in "iuf8"
-        }
+        dtypes_there = {n.dtype for n, m in self.masks.items() if m & bit}
+        sizes = [d.itemsize for d in dtypes_there if d.kind in "iu"]
+        sizes += [max(d.itemsize, 4) for d in dtypes_there if d.kind in "f8"]  # as float32
         return max(1, self.target.vector_bytes // max(sizes, default=4))
 
     # ------------------------------------------------------------ what came of it
