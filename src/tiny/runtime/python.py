@@ -40,8 +40,8 @@ class PythonCompiler(Compiler):
     def compile(self, source: str, name: str) -> bytes:
         return source.encode()
 
-    def disassemble(self, binary: bytes) -> str:
-        return binary.decode()
+    def disassemble(self, source: str, name: str) -> str:
+        return source
 
 
 class PythonProgram:
@@ -239,23 +239,18 @@ def _cast(x: Value, source: DType, dtype: DType) -> Value:
     # saturated as a wider integer first, then wrapped: what machines do
     wide = np.trunc(np.where(np.isnan(x), 0.0, np.asarray(x, np.float64)))
     if dtype is dtypes.uint64:
-        positive = np.where(wide >= 2.0**64, np.uint64(2**64 - 1), _exact(wide, np.uint64, 2.0**64))
+        inside = np.where((wide >= 0) & (wide < 2.0**64), wide, 0.0).astype(np.uint64)
+        positive = np.where(wide >= 2.0**64, np.uint64(2**64 - 1), inside)
         return _scalar(np.where(wide < 0, _saturate(wide, np.int64).astype(np.uint64), positive))
     through = np.int64 if dtype.itemsize == 8 or dtype is dtypes.uint32 else np.int32
     return _scalar(_saturate(wide, through).astype(_to_np_dtype(dtype)))
 
 
 def _saturate(x: np.ndarray, kind: type) -> np.ndarray:
-    """The integer parts of floats as integers, those too large as the largest."""
-    info = np.iinfo(kind)
-    low, high = float(info.min), float(info.max) + (kind is np.int32)
-    inside = _exact(np.where(x < low, low, x), kind, high)
-    return np.where(x >= high, kind(info.max), inside)
-
-
-def _exact(x: np.ndarray, kind: type, above: float) -> np.ndarray:
-    """Floats in range as integers; 0 for others."""
-    return np.where((x < above) & (x > -above - 1), x, 0.0).astype(kind)
+    """The integer parts of floats as signed integers, those too large as the largest."""
+    low, above = float(np.iinfo(kind).min), -float(np.iinfo(kind).min)
+    inside: np.ndarray = np.where(x < above, np.maximum(x, low), 0.0).astype(kind)
+    return np.where(x < above, inside, kind(np.iinfo(kind).max))
 
 
 def _divide(floor: bool) -> Callable[[Value, Value], Value]:
