@@ -96,6 +96,15 @@ def exp2_weight(f: mp.mpf) -> mp.mpf:
     return abs(f) * 2**-f
 
 
+def exp_tail(f: mp.mpf) -> mp.mpf:
+    """(e**f - 1 - f) / f**2"""
+    return (mp.expm1(f) - f) / f**2
+
+
+def exp_weight(f: mp.mpf) -> mp.mpf:
+    return f**2 * mp.exp(-f)
+
+
 def log2_tail(f: mp.mpf) -> mp.mpf:
     """log2(1 + f) / f - 1"""
     return mp.log1p(f) * LOG2E / f - 1
@@ -138,12 +147,17 @@ def cos_weight(z: mp.mpf) -> mp.mpf:
 
 def main() -> None:
     half = 0.5 + 2**-20  # a little beyond the ends: rounding to the nearest integer is inexact
+    half_ln2 = half * float(mp.log(2))
     s_max = float(((ROOT_TWO - 1) / (ROOT_TWO + 1)) ** 2)
     r_max = float((mp.pi / 2) ** 2 * 1.0001)
     f_low, f_high = float(ROOT_HALF) - 1, float(ROOT_TWO) - 1
     for name, target, weight, low, high, terms, dtype in (
         ("EXP2 float32: (2**f - 1) / f", exp2_tail, exp2_weight, -half, half, 6, np.float32),
         ("EXP2 float64: (2**f - 1) / f", exp2_tail, exp2_weight, -half, half, 11, np.float64),
+        ("e**x float32: (e**f - 1 - f) / f**2", exp_tail, exp_weight,
+         -half_ln2, half_ln2, 5, np.float32),
+        ("e**x float64: (e**f - 1 - f) / f**2", exp_tail, exp_weight,
+         -half_ln2, half_ln2, 10, np.float64),
         ("LOG2 float32: log2(1 + f) / f - 1", log2_tail, log2_weight,
          f_low, f_high, 10, np.float32),
         ("LOG2 float64: tail of atanh in s**2", atanh_tail, atanh_weight,
@@ -151,8 +165,8 @@ def main() -> None:
         ("SIN float32: tail in r**2, as float64", sin_tail, sin_weight,
          1e-12, r_max, 5, np.float64),
         ("SIN float64: tail in r**2", sin_tail, sin_weight, 1e-12, 1.0, 7, np.float64),
-        ("SIN float64: tail of cos in r**2", cos_tail, cos_weight,
-         1e-12, r_max / 4, 6, np.float64),
+        ("cos float64: tail in r**2", cos_tail, cos_weight,
+         1e-12, 1.0, 7, np.float64),
     ):  # fmt: skip
         found, error = rounded(target, weight, low, high, terms, dtype)
         print(f"{name}, error 2**{error:.1f}")

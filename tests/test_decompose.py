@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evaluate import evaluate
+from tiny.codegen.lower import transcendental
 from tiny.codegen.lower.decompose import decompose, lower_division
 from tiny.dtype import DType, _to_np_dtype, dtypes, truncate
 from tiny.uop.ops import BufferArg, Ops, UOp
@@ -215,6 +216,22 @@ def test_native_operations_stay(op):
     node = x.alu(op, x) if op is Ops.THREEFRY else x.alu(op)
     assert decompose(node, RICH) is node
     assert op not in {n.op for n in decompose(node, BARE).postorder()}
+
+
+@pytest.mark.parametrize("dtype", [dtypes.float32, dtypes.float64])
+def test_e_to_the_x_and_cosine_lose_nothing_to_the_way_they_are_written(dtype):
+    x = np.linspace(-80, 80, 999).astype(np_type(dtype))
+    wide = x.astype(np.longdouble)
+    unit = np.finfo(np_type(dtype)).eps
+    for sign in (1, -1):
+        got = run(lambda b, s=sign: (b * (s / math.log(2))).alu(Ops.EXP2), (x, dtype))
+        np.testing.assert_allclose(got, np.exp(sign * wide), rtol=unit)
+    got = run(lambda b: b.const_like(math.pi / 2).alu(Ops.SUB, b).alu(Ops.SIN), (x, dtype))
+    np.testing.assert_allclose(got, np.cos(wide), rtol=unit)
+    # near misses
+    b = buffer(x, dtype)
+    for near in (b * 1.4427, b + 1.0):
+        assert decompose(near.alu(Ops.EXP2), BARE) is transcendental.exp2(near)
 
 
 def test_sine_of_float32_without_float64_says_what_is_missing():

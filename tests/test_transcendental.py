@@ -19,15 +19,19 @@ SAMPLES = examples(20_000_000, 500_000)
 CHUNK = 250_000
 BITS = {dtypes.float32: np.uint32, dtypes.float64: np.uint64}
 FLOAT = {dtypes.float32: np.float32, dtypes.float64: np.float64}
-REFERENCE = {"exp2": np.exp2, "log2": np.log2, "sin": np.sin}
+REFERENCE = {"exp2": np.exp2, "exp": np.exp, "log2": np.log2, "sin": np.sin, "cos": np.cos}
 # What the docstring of the module states.
 LARGEST_ERROR = {
     ("exp2", dtypes.float32): 1.10,
     ("exp2", dtypes.float64): 1.10,
+    ("exp", dtypes.float32): 1.00,
+    ("exp", dtypes.float64): 1.00,
     ("log2", dtypes.float32): 1.35,
     ("log2", dtypes.float64): 1.35,
     ("sin", dtypes.float32): 0.51,
     ("sin", dtypes.float64): 0.90,
+    ("cos", dtypes.float32): 0.51,
+    ("cos", dtypes.float64): 0.90,
 }
 long_double = pytest.mark.skipif(
     np.finfo(np.longdouble).nmant < 63, reason="the references need a long double of 64 bits"
@@ -55,15 +59,17 @@ def samples(name, dtype, rng, count):
     least, most = (-151, 129) if dtype is dtypes.float32 else (-1076, 1025)
     for low, high in {
         "exp2": ((least, most), (-1, 1), (least, least + 26)),
+        "exp": ((least * 0.7, most * 0.7), (-1, 1), (least * 0.7, least * 0.7 + 20)),
         "log2": ((0, 4), (0.7, 1.5), (1 - 1e-4, 1 + 1e-4)),
         "sin": ((-8, 8), (-1000, 1000), (-1e6, 1e6)),
+        "cos": ((-8, 8), (-1000, 1000), (-1e6, 1e6)),
     }[name]:
         yield rng.uniform(low, high, count).astype(FLOAT[dtype])
 
 
 @long_double
 @pytest.mark.parametrize("dtype", [dtypes.float32, dtypes.float64])
-@pytest.mark.parametrize("name", ["exp2", "log2", "sin"])
+@pytest.mark.parametrize("name", REFERENCE)
 def test_errors_stay_within_the_stated_ulps(name, dtype):
     rng = np.random.default_rng(7)
     worst = 0.0
@@ -84,10 +90,11 @@ def test_short_sine_of_moderate_arguments_is_as_good():
     rng = np.random.default_rng(8)
     for bound in (2.0**20, 100.0, 4.0):
         x = rng.uniform(-bound, bound, CHUNK).astype(np.float32)
-        got = run("sin", x, largest=bound)
-        assert errors_in_ulps(got, np.sin(x.astype(np.longdouble))).max() <= 0.51
-        # nor does the path matter but for roundings of near ties
-        assert np.mean(got != run("sin", x)) < 1e-4
+        for name in ("sin", "cos"):
+            got = run(name, x, largest=bound)
+            assert errors_in_ulps(got, REFERENCE[name](x.astype(np.longdouble))).max() <= 0.51
+            # nor does the path matter but for roundings of near ties
+            assert np.mean(got != run(name, x)) < 1e-4
 
 
 def test_every_float16_is_right_to_half_a_unit_of_float16():
@@ -108,12 +115,21 @@ def test_special_values_are_exact(dtype):
     tiny, inf, nan = np.finfo(t).smallest_subnormal, np.inf, np.nan
     least = np.finfo(t).minexp - np.finfo(t).nmant  # 2**least is the smallest subnormal
     most = np.finfo(t).maxexp
+    last = 88.72283172607421875 if dtype is dtypes.float32 else 709.782712893384
     odd_nan = np.array([2 ** (8 * t(0).nbytes) - 1], BITS[dtype]).view(t)[0]
     cases = {
         "exp2": [
             (0.0, 1.0), (-0.0, 1.0), (inf, inf), (-inf, 0.0), (nan, nan), (odd_nan, nan),
             (most, inf), (np.nextafter(t(most), t(0)), None), (least, tiny), (least - 2, 0.0),
             (least - 1, 0.0), (1e30, inf), (-1e30, 0.0), (tiny, 1.0), (10, 1024.0),
+        ],
+        "exp": [
+            (0.0, 1.0), (-0.0, 1.0), (inf, inf), (-inf, 0.0), (nan, nan), (odd_nan, nan),
+            (1e30, inf), (-1e30, 0.0), (tiny, 1.0), (least, 0.0),
+            (last, None), (np.nextafter(t(last), t(inf)), inf),
+        ],
+        "cos": [
+            (0.0, 1.0), (-0.0, 1.0), (inf, nan), (-inf, nan), (nan, nan), (tiny, 1.0),
         ],
         "log2": [
             (0.0, -inf), (-0.0, -inf), (-1.0, nan), (-inf, nan), (inf, inf), (nan, nan),
@@ -143,7 +159,7 @@ def test_powers_of_two_are_exact_both_ways(dtype):
     np.testing.assert_array_equal(run("log2", powers), n)
 
 
-def test_sine_of_the_numbers_nearest_to_multiples_of_pi():
+def test_sines_of_the_numbers_nearest_to_multiples_of_pi():
     # the hardest float64 (Muller, Elementary Functions) and float32; values by mpmath
     x = np.array([6381956970095103.0 * 2.0**797, 3.0, 22.0, 355.0, 1e22, 1.7976931348623157e308])
     expected = [
@@ -160,10 +176,10 @@ def test_sine_of_the_numbers_nearest_to_multiples_of_pi():
         + numerators
         + list(rng.integers(0, 0x7FF0000000000000, 200, dtype=np.int64).view(np.float64))
     )
-    got = run("sin", near)
-    for a, value in zip(near, got, strict=True):
-        exact = mp.sin(mp.mpf(float(a)))
-        assert abs(mp.mpf(float(value)) - exact) <= 0.9 * math.ulp(float(exact))
+    for name in ("sin", "cos"):
+        for a, value in zip(near, run(name, near), strict=True):
+            exact = getattr(mp, name)(mp.mpf(float(a)))
+            assert abs(mp.mpf(float(value)) - exact) <= 0.9 * math.ulp(float(exact))
 
 
 def test_digits_of_one_over_pi():

@@ -16,7 +16,14 @@ import struct
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
-from tiny.codegen.lower.transcendental import exp2, largest_magnitude, log2, sin
+from tiny.codegen.lower.transcendental import (
+    cos,
+    exp,
+    exp2,
+    largest_magnitude,
+    log2,
+    sin,
+)
 from tiny.dtype import DType, dtypes, truncate
 from tiny.uop.ops import GroupOp, Ops, UOp
 
@@ -66,12 +73,9 @@ def _lower_operation(node: UOp, op: Ops, dtype: DType, src: tuple[UOp, ...], tar
     """An operation whose operands are of a dtype that the target computes with."""
     if op not in target.native_ops:
         if op is Ops.SIN:
-            if dtypes.float64 not in target.dtypes:
-                raise TypeError(
-                    f"{target.device}: SIN is made of float64 arithmetic there, which it lacks; "
-                    "compute it on another device"
-                )
-            return sin(src[0], largest_magnitude(node.src[0]))
+            return _sine(node.src[0], src[0], target)
+        if op is Ops.EXP2:
+            return _power(src[0])
         if (make := _MADE_OF_OTHERS.get(op)) is not None:
             return make(*src)
     if dtype.kind in "iu" and (shifted := _divide_by_shift(op, src)) is not None:
@@ -81,6 +85,30 @@ def _lower_operation(node: UOp, op: Ops, dtype: DType, src: tuple[UOp, ...], tar
     if op is node.op and dtype is node.dtype and src == node.src:
         return node
     return UOp(op, dtype, src, node.arg)
+
+
+# ---------------------------------------------------------------- transcendentals
+
+
+def _power(x: UOp) -> UOp:
+    """2**x. The front end's e**y is 2**(y / ln 2): it gets a function of its own."""
+    if x.op is Ops.MUL:
+        for y, factor in (x.src, x.src[::-1]):
+            if factor.op is Ops.CONST and abs(factor.arg) == truncate[x.dtype](1 / math.log(2)):
+                return exp(y if factor.arg > 0 else y.alu(Ops.NEG))
+    return exp2(x)
+
+
+def _sine(before: UOp, x: UOp, target: Target) -> UOp:
+    """sin(x), `before` being x before it was lowered. cos(y) is written as sin(pi/2 - y)."""
+    if x.dtype is dtypes.float32 and dtypes.float64 not in target.dtypes:
+        raise TypeError(
+            f"{target.device}: SIN is made of float64 arithmetic there, which it lacks; "
+            "compute it on another device"
+        )
+    if x.op is Ops.SUB and x.src[0] is x.const_like(math.pi / 2):
+        return cos(x.src[1], largest_magnitude(before.src[1]))
+    return sin(x, largest_magnitude(before))
 
 
 # ---------------------------------------------------------------- division
@@ -145,7 +173,6 @@ def threefry(x: UOp, key: UOp) -> UOp:
 
 
 _MADE_OF_OTHERS: dict[Ops, Callable[..., UOp]] = {
-    Ops.EXP2: exp2,
     Ops.LOG2: log2,
     Ops.THREEFRY: threefry,
     Ops.RECIPROCAL: lambda x: x.const_like(1.0).alu(Ops.FDIV, x),

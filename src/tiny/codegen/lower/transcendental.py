@@ -1,14 +1,17 @@
 """EXP2, LOG2 and SIN of float32 and float64, made of plain integer and float operations.
 
-For targets without them. There are no branches and no fused operations, so a kernel stays
+For targets without them. e**x and cos(x), which the front end writes as EXP2(x / ln 2) and
+SIN(pi/2 - x), have functions of their own: a product or a difference rounded before would cost
+what is gained here. There are no branches and no fused operations, so a kernel stays
 vectorised and every target computes the same bits. The special values are exact: overflow,
 underflow, subnormals, signed zeros, infinities and NaN. Bounds of the errors, in units in the
 last place of the result, that `tests/test_transcendental.py` holds them to:
 
             float32   float64
     EXP2      1.10      1.10
+    e**x      1.00      1.00
     LOG2      1.35      1.35
-    SIN       0.51      0.90
+    SIN, cos  0.51      0.90
 
 The polynomials are minimax fits of our own (`benchmarks/minimax.py` derives them); each is
 written so that its leading term is exact and only a correction is rounded.
@@ -22,7 +25,7 @@ import struct
 from tiny.dtype import dtypes
 from tiny.uop.ops import Ops, UOp
 
-__all__ = ["exp2", "largest_magnitude", "log2", "sin"]
+__all__ = ["cos", "exp", "exp2", "largest_magnitude", "log2", "sin"]
 
 # (2**f - 1) / f on [-1/2, 1/2]
 EXP2_FLOAT32 = (
@@ -45,6 +48,26 @@ EXP2_FLOAT64 = (
     float.fromhex("0x1.b5254092dec9fp-24"),
     float.fromhex("0x1.e61af407685a4p-28"),
     float.fromhex("0x1.e944fd24a6770p-32"),
+)
+# (e**f - 1 - f) / f**2 on [-ln(2) / 2, ln(2) / 2]
+EXP_FLOAT32 = (
+    float.fromhex("0x1.fffffcp-2"),
+    float.fromhex("0x1.555492p-3"),
+    float.fromhex("0x1.5558acp-5"),
+    float.fromhex("0x1.12397cp-7"),
+    float.fromhex("0x1.6a518ep-10"),
+)
+EXP_FLOAT64 = (
+    float.fromhex("0x1.000000000000ap-1"),
+    float.fromhex("0x1.55555555554fdp-3"),
+    float.fromhex("0x1.55555555506b5p-5"),
+    float.fromhex("0x1.1111111126e69p-7"),
+    float.fromhex("0x1.6c16c18478bfbp-10"),
+    float.fromhex("0x1.a01a012f052cdp-13"),
+    float.fromhex("0x1.a019995acd9eap-16"),
+    float.fromhex("0x1.71df1ab774481p-19"),
+    float.fromhex("0x1.28adfff2dfc53p-22"),
+    float.fromhex("0x1.ad905eb9a9f09p-26"),
 )
 # log2(1 + f) / f - 1 on [sqrt(1/2) - 1, sqrt(2) - 1]
 LOG2_FLOAT32 = (
@@ -87,14 +110,15 @@ SIN_FLOAT64 = (
     float.fromhex("0x1.611a2972b5de8p-33"),
     float.fromhex("-0x1.a8335ccd3817ap-41"),
 )
-# (cos(r) - 1 + r**2 / 2) / r**4 in r**2, for r in [0, pi / 4]
+# (cos(r) - 1 + r**2 / 2) / r**4 in r**2, for r in [0, 1]
 COS_FLOAT64 = (
-    float.fromhex("0x1.555555555554bp-5"),
-    float.fromhex("-0x1.6c16c16c15019p-10"),
-    float.fromhex("0x1.a01a019c8fb60p-16"),
-    float.fromhex("-0x1.27e4f7f207e4ep-22"),
-    float.fromhex("0x1.1ee9dc22f01d9p-29"),
-    float.fromhex("-0x1.8fa6b007d0ddbp-37"),
+    float.fromhex("0x1.5555555555555p-5"),
+    float.fromhex("-0x1.6c16c16c16b70p-10"),
+    float.fromhex("0x1.a01a01a00a18ap-16"),
+    float.fromhex("-0x1.27e4fb6afe9c8p-22"),
+    float.fromhex("0x1.1eed83cec4a72p-29"),
+    float.fromhex("-0x1.938be0846d021p-37"),
+    float.fromhex("0x1.a84832ec8c3c4p-45"),
 )
 LOG2E = float.fromhex("0x1.71547652b82fep+0")
 LOG2E_LESS_1 = float.fromhex("0x1.c551d94ae0bf8p-2")
@@ -110,6 +134,7 @@ INVERSE_PI = (
 # pi in two parts: the products of the first with integers of 20 bits, and of the second one's
 # first with numbers of 26 bits, are exact
 PI_33, PI_AFTER_33 = float.fromhex("0x1.921fb544p+1"), float.fromhex("0x1.0b4611a626331p-33")
+HALF_PI, AFTER_HALF_PI = math.pi / 2, float.fromhex("0x1.1a62633145c07p-54")
 PI_27, PI_AFTER_27 = float.fromhex("0x1.921fb54p+1"), float.fromhex("0x1.10b4611a62633p-29")
 
 
@@ -126,6 +151,12 @@ class _Layout:
         self.int = dtypes.int32 if mantissa_bits == 23 else dtypes.int64
         # The sum's unit is 1, and its lowest bits are the integer in two's complement.
         self.rounder = 1.5 * 2.0**mantissa_bits
+
+        # ln(2) in two parts: the products of the first with exponents are exact
+        wide = mantissa_bits == 52
+        self.ln2 = float.fromhex("0x1.62e42fefa4p-1" if wide else "0x1.62e4p-1")
+        self.ln2_rest = float.fromhex("-0x1.8432a1b0e2634p-43" if wide else "0x1.7f7d1cp-20")
+        self.exp_overflows = 709.7827128933841 if wide else float.fromhex("0x1.62e43p+6")
 
     def bits(self, value: float) -> int:
         """The bits of a number of this layout, as an integer."""
@@ -147,19 +178,44 @@ def _polynomial(x: UOp, coefficients: tuple[float, ...]) -> UOp:
 
 def exp2(x: UOp) -> UOp:
     """2**x of a float32 or float64: 2**n * 2**f, where n is the integer nearest to x."""
-    layout, shift = _LAYOUTS[x.dtype], 64
-    # Where the result is subnormal, 2**(x + 64) is computed, and scaled at the end: one rounding.
-    low = x < float(layout.min_exponent)
-    y = low.where(x + float(shift), x)  # exact
-    y = (y < float(layout.max_exponent)).where(y, float(layout.max_exponent))  # infinity
-    y = y.const_like(layout.min_exponent).alu(Ops.CMPLT, y).where(y, float(layout.min_exponent))
-    rounded = y + layout.rounder
-    f = y - (rounded - layout.rounder)  # exact
+    layout = _LAYOUTS[x.dtype]
+    rounded = x + layout.rounder
+    f = x - (rounded - layout.rounder)  # exact
     power = f * _polynomial(f, EXP2_FLOAT32 if x.dtype is dtypes.float32 else EXP2_FLOAT64) + 1.0
-    exponent = rounded.bitcast(layout.uint) << layout.mantissa_bits  # only n's bits are left
-    result = (power.bitcast(layout.uint) + exponent).bitcast(x.dtype)
-    result = result * low.where(x.const_like(2.0**-shift), x.const_like(1.0))
-    return x.ne(x).where(x, result)
+    least = layout.min_exponent - layout.mantissa_bits
+    return _scaled_power(x, power, rounded, (least - 2, layout.min_exponent, layout.max_exponent))
+
+
+def exp(x: UOp) -> UOp:
+    """e**x of a float32 or float64: 2**n * e**f, where n is the integer nearest to x / ln(2)."""
+    layout = _LAYOUTS[x.dtype]
+    rounded = x * LOG2E + layout.rounder
+    n = rounded - layout.rounder
+    f = (x - n * layout.ln2) - n * layout.ln2_rest
+    tail = _polynomial(f, EXP_FLOAT32 if x.dtype is dtypes.float32 else EXP_FLOAT64)
+    power = (f + f * f * tail) + 1.0
+    least = layout.min_exponent - layout.mantissa_bits
+    ends = (least - 2) * math.log(2), (layout.min_exponent + 2) * math.log(2), layout.exp_overflows
+    return _scaled_power(x, power, rounded, ends)
+
+
+def _scaled_power(x: UOp, power: UOp, rounded: UOp, ends: tuple[float, float, float]) -> UOp:
+    """power * 2**n, n in the low bits of `rounded`; and what x gives beyond the ends.
+
+    `ends`: below the first x the result is 0, below the second it may be subnormal, from the
+    third on it is infinite.
+    """
+    layout, shift = _LAYOUTS[x.dtype], 64
+    under, low, over = ends
+    # What may be subnormal is computed 2**64 times as large and scaled down: one rounding.
+    is_low = x < low
+    bits = rounded.bitcast(layout.uint)
+    n = bits + is_low.where(bits.const_like(shift), bits.const_like(0))
+    result = (power.bitcast(layout.uint) + (n << layout.mantissa_bits)).bitcast(x.dtype)
+    result = result * is_low.where(x.const_like(2.0**-shift), x.const_like(1.0))
+    not_zero = x.const_like(under).alu(Ops.CMPLT, x)
+    # x + infinity is NaN for NaN
+    return (x < over).where(not_zero.where(result, x.const_like(0.0)), x + math.inf)
 
 
 def log2(x: UOp) -> UOp:
@@ -190,15 +246,20 @@ def log2(x: UOp) -> UOp:
     return (x < math.inf).where(result, x)  # infinity and NaN are their own logarithms
 
 
-def sin(x: UOp, largest: float = math.inf) -> UOp:
+def sin(x: UOp, largest: float = math.inf, cosine: bool = False) -> UOp:
     """The sine of a float32 or float64, its argument reduced exactly however large it is.
 
     `largest` bounds |x| where that is known: a float32 up to 2**20 takes a short path. For
     float32 the target must have float64.
     """
     if x.dtype is dtypes.float64:
-        return _sin_float64(x)
-    return _sin_moderate(x) if largest <= 2.0**20 else _sin_float32(x)
+        return _sin_float64(x, cosine)
+    return _sin_moderate(x, cosine) if largest <= 2.0**20 else _sin_float32(x, cosine)
+
+
+def cos(x: UOp, largest: float = math.inf) -> UOp:
+    """The cosine of a float32 or float64, as `sin`."""
+    return sin(x, largest, cosine=True)
 
 
 def _inverse_pi_words(first_weight: int, count: int) -> list[int]:
@@ -228,18 +289,18 @@ def _window(words: list[int], position: UOp, count: int) -> list[UOp]:
     return [(level[i] << shift) | ((level[i + 1] >> 1) >> rest) for i in range(count)]
 
 
-def _sin_moderate(x: UOp) -> UOp:
+def _sin_moderate(x: UOp, cosine: bool) -> UOp:
     """The sine of a float32 up to 2**20: as below, but n pi is subtracted in two exact steps."""
     float64, uint64 = dtypes.float64, dtypes.uint64
     wide, rounder = x.cast(float64), _LAYOUTS[float64].rounder
     rounded = wide * (1 / math.pi) + rounder
     n = rounded - rounder
-    value = _sin_of_reduced((wide - n * PI_33) - n * PI_AFTER_33)
+    value = _sin_of_reduced((wide - n * PI_33) - n * PI_AFTER_33, cosine)
     odd = rounded.bitcast(uint64) << 63
     return (value.bitcast(uint64) ^ odd).bitcast(float64).cast(dtypes.float32)
 
 
-def _sin_float32(x: UOp) -> UOp:
+def _sin_float32(x: UOp, cosine: bool) -> UOp:
     """+-sin(r) with r = |x| - n pi, n the integer nearest to |x| / pi: in float64, rounded once."""
     float64, uint32, uint64 = dtypes.float64, dtypes.uint32, dtypes.uint64
     bits = x.bitcast(uint32)
@@ -253,20 +314,26 @@ def _sin_float32(x: UOp) -> UOp:
     turns = mantissa * high + ((mantissa * (low >> 32)) >> 32)
     rest = (turns << 1).bitcast(dtypes.int64).cast(float64) * (math.pi * 2.0**-64)
     odd = (((turns + (1 << 62)) >> 32) & 0x80000000).cast(uint32)
-    reduced = positive < 1.0  # |x| itself
-    r = reduced.where(positive.cast(float64), rest)
-    sign = (bits & 0x80000000) ^ reduced.where(odd.const_like(0), odd)
-    value = _sin_of_reduced(r).cast(dtypes.float32)
+    direct = positive < 1.0  # r is |x| itself
+    r = direct.where(positive.cast(float64), rest)
+    sign = direct.where(odd.const_like(0), odd)
+    if not cosine:
+        sign = sign ^ (bits & 0x80000000)
+    value = _sin_of_reduced(r, cosine).cast(dtypes.float32)
     result = (value.bitcast(uint32) ^ sign).bitcast(dtypes.float32)
     return (positive < math.inf).where(result, x.const_like(math.nan))
 
 
-def _sin_of_reduced(r: UOp) -> UOp:
+def _sin_of_reduced(r: UOp, cosine: bool) -> UOp:
+    """sin(r) of a float64 in [-pi/2, pi/2]; or cos(r), as sin(pi/2 - |r|)."""
+    if cosine:
+        size = (r.bitcast(dtypes.uint64) & ((1 << 63) - 1)).bitcast(r.dtype)
+        r = (r.const_like(HALF_PI) - size) + AFTER_HALF_PI
     z = r * r
     return r * (z * _polynomial(z, SIN_FLOAT32) + 1.0)  # a product, so that -0.0 stays
 
 
-def _sin_float64(x: UOp) -> UOp:
+def _sin_float64(x: UOp, cosine: bool) -> UOp:
     """+-sin(r) or +-cos(r) with r = |x| - n pi/2 in two parts, n the integer nearest to 2|x|/pi."""
     float64, uint64 = dtypes.float64, dtypes.uint64
     sign_bit = 1 << 63
@@ -280,38 +347,40 @@ def _sin_float64(x: UOp) -> UOp:
     low = middle + _multiply_high(mantissa, w2)
     carry = (low < middle).cast(uint64)
     high = mantissa * w0 + _multiply_high(mantissa, w1) + carry
-    quarters = high + (1 << 61)  # n modulo 4 in the first two bits
     # less n halves, then its magnitude (ones' complement is near enough)
     rest = (high << 2).bitcast(dtypes.int64) >> 2
     mask = (rest >> 63).bitcast(uint64)
-    high, low = rest.bitcast(uint64) ^ mask, low ^ mask
+    rest_high, rest_low = rest.bitcast(uint64) ^ mask, low ^ mask
     # as a sum of two float64
-    first = _small_to_float64(high >> 32) * 2.0**-31
-    second = _small_to_float64(high & 0xFFFFFFFF) * 2.0**-63
-    third = _small_to_float64(low >> 32) * 2.0**-95
-    fourth = _small_to_float64(low & 0xFFFFFFFF) * 2.0**-127
+    first = _small_to_float64(rest_high >> 32) * 2.0**-31
+    second = _small_to_float64(rest_high & 0xFFFFFFFF) * 2.0**-63
+    third = _small_to_float64(rest_low >> 32) * 2.0**-95
+    fourth = _small_to_float64(rest_low & 0xFFFFFFFF) * 2.0**-127
     top = first + second
     bottom = (second - (top - first)) + (third + fourth)
     # times pi: the leading product is exact
-    t = (top.bitcast(uint64) & (0xFFFFFFFFF8000000)).bitcast(float64)
+    t = (top.bitcast(uint64) & 0xFFFFFFFFF8000000).bitcast(float64)
     leading = t * PI_27
     following = t * PI_AFTER_27 + ((top - t) + bottom) * math.pi
     r = leading + following
-    error = following - (r - leading)
-    direct = positive < 1.0  # r is |x| itself
+    direct = positive < 1.0  # r is |x| itself, and n is 0
+    zero = bits.const_like(0)
+    error = direct.where(r.const_like(0.0), following - (r - leading))
     r = direct.where(positive, r)
-    error = direct.where(error.const_like(0.0), error)
+    # n modulo 4 in the first two bits; cos(x) = sin(x + pi/2)
+    n = direct.where(zero, high + (1 << 61)) + (cosine << 62)
     z = r * r
     sine = r + (error * (z * -0.5 + 1.0) + (r * z) * _polynomial(z, SIN_FLOAT64))
     half_square = z * 0.5
     above = half_square.const_like(1.0) - half_square
     lost = (above.const_like(1.0) - above) - half_square
-    cosine = above + (lost + ((z * z) * _polynomial(z, COS_FLOAT64) - r * error))
-    use_cosine = direct.ne(True) & (quarters & (1 << 62)).ne(0)
-    value = use_cosine.where(cosine, sine)
-    turned = (quarters & sign_bit) ^ use_cosine.where(mask.const_like(0), mask & sign_bit)
-    sign = (bits & sign_bit) ^ direct.where(turned.const_like(0), turned)
-    result = (value.bitcast(uint64) ^ sign).bitcast(float64)
+    other = above + (lost + ((z * z) * _polynomial(z, COS_FLOAT64) - r * error))
+    is_odd = (n & (1 << 62)).ne(0)
+    value = is_odd.where(other, sine)
+    sign = n ^ (is_odd | direct).where(zero, mask)  # its first bit
+    if not cosine:
+        sign = sign ^ bits
+    result = (value.bitcast(uint64) ^ (sign & sign_bit)).bitcast(float64)
     return (positive < math.inf).where(result, x.const_like(math.nan))
 
 
