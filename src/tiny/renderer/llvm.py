@@ -469,12 +469,10 @@ class _Function:
     def multiply_add(self, node: UOp) -> str:
         dtype, lanes, kind = self.arithmetic_type(node)
         a, b, c = (self.operand(s, lanes) for s in node.src)
-        if dtype.kind == "f" and Ops.MULACC in self.target.native_ops:
+        if Ops.MULACC in self.target.native_ops:
             suffix = _intrinsic_type(dtype, lanes)
             return self.call(f"llvm.fma.{suffix}", kind, (kind, a), (kind, b), (kind, c))
-        times, plus = ("fmul", "fadd") if dtype.kind == "f" else ("mul", "add")
-        product = self.value(f"{times} {kind} {a}, {b}")
-        return self.value(f"{plus} {kind} {product}, {c}")
+        return self.value(f"fadd {kind} {self.value(f'fmul {kind} {a}, {b}')}, {c}")
 
     def maximum(self, node: UOp) -> str:
         dtype, lanes, kind = self.arithmetic_type(node)
