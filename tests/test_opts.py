@@ -103,6 +103,17 @@ def test_two_nests_may_have_lanes_of_their_own():
     assert [a.lanes for a in k.axes] == [1, 4, 4, 6]
 
 
+def test_loops_that_a_hoisted_reduction_needs_are_outside():
+    # x[i, j] minus the sum of its column: the sum must not be made again for each row
+    x, i, j, k = param(1, 5, 6), out(5, 0), out(6, 1), red(5, 2)
+    column = x.index(k, j).reduce(k)
+    ast = sink(param(0, 5, 6).index(i, j).store(x.index(i, j) - column))
+    assert kernel(ast).nest_order == [1, 0, 2]
+    runs = [op for op in lower(ast, TARGET, opts=()).uops if op.op in (Ops.RANGE, Ops.END)]
+    sizes = [op.src[0].arg if op.op is Ops.RANGE else -1 for op in runs]
+    assert sizes == [6, 5, -1, 5, -1, -1]  # columns; then the sum, and beside it the rows
+
+
 def test_a_copy_goes_its_own_way():
     first = kernel(matmul().sink, Opt(UPCAST, 0, 2))
     second = first.copy()

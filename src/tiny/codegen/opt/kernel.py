@@ -69,7 +69,7 @@ class Kernel:
         self.axes = [Axis(r, _constant(r.src[0]), r in reduced) for r in ranges]
         self.first_reduce = sum(not a.is_reduce for a in self.axes)
         self.masks = axis_masks(order, {r: 1 << k for k, r in enumerate(ranges)})
-        self.nest_order = list(range(len(ranges)))
+        self.nest_order = self._default_order(order)
         self.applied_opts: tuple[Opt, ...] = ()
         self.strict = bool(STRICT_REDUCE)
         self.written = {n.src[0].src[0] for n in order if n.op is Ops.STORE}
@@ -81,6 +81,19 @@ class Kernel:
         }
         self.loads = [n for n in order if n in loads]
         self.is_in_place = any(n.src[0] in self.written for n in self.loads)
+
+    def _default_order(self, order: list[UOp]) -> list[int]:
+        """Loops by number, but those that a hoisted reduction depends on outside the others.
+
+        So a sum over rows is made once a column, and not again for each row of its users.
+        """
+        uses = [0] * len(self.axes)
+        for node in order:
+            if node.op is Ops.REDUCE:
+                for k in range(self.first_reduce):
+                    uses[k] += self.masks[node] >> k & 1
+        outputs = sorted(range(self.first_reduce), key=lambda k: -uses[k])
+        return [*outputs, *range(self.first_reduce, len(self.axes))]
 
     def copy(self) -> Self:
         """A kernel that can go another way from here."""
