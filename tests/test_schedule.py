@@ -129,7 +129,9 @@ def embedding(table: UOp, rows: UOp) -> UOp:
     (v, d), (n,) = table.shape, rows.shape
     numbers = expand(reshape(arange(v), 1, v, 1), n, v, d)
     hot = op(Ops.CMPEQ, numbers, expand(reshape(rows, n, 1, 1), n, v, d))
-    return reshape(reduce(mul(hot.cast(table.dtype), expand(reshape(table, 1, v, d), n, v, d)), 1), n, d)
+    return reshape(
+        reduce(mul(hot.cast(table.dtype), expand(reshape(table, 1, v, d), n, v, d)), 1), n, d
+    )
 
 
 def cumsum(x: UOp) -> UOp:

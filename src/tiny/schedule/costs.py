@@ -103,6 +103,7 @@ def estimate_costs(g: TensorGraph, stored: frozenset[int]) -> Costs:
                 # hoisted out of the loops it is repeated over
                 entry_nbytes[i] = b = itemsize * g.numel[sources[0]] / g.numel[i]
                 w, cells = 0.0, frozenset((i,))
+                foot[i] = 1
             work[i], nbytes[i] = w, b
             if kind != VIEW and len(cells) > LARGEST_SET:
                 is_load = True

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from tiny.uop.ops import BufferArg, GroupOp, Ops, UOp
 
 # What a cell is to the scheduler.
-IGNORED = 0  # part of a shape, or nothing
+IGNORED = 0  # a GROUP of effects
 SCALAR = 1  # a constant or a Variable: written into every kernel that wants it
 MEMORY = 2  # a BUFFER
 VERSION = 3  # an AFTER: the memory below it, once its STOREs have run
@@ -116,12 +116,14 @@ def read_graph(sink: UOp, default_device: str) -> TensorGraph:
     devices: list[str | None] = []
     for i, node in enumerate(nodes):
         op = node.op
-        kind = _KINDS.get(op, IGNORED)
+        kind = _KINDS.get(op)
+        if kind is None:
+            raise TypeError(f"schedule: {op!r} is not part of a tensor graph; expand it before")
         if kind == TRANSFER:
             moved = devices[position[node.src[0]]]
             if moved is None or moved == node.arg:
                 kind = VIEW  # of nothing that lives anywhere: computed where it is wanted
-        many = kind in (COMPUTE, EFFECT, VERSION)
+        many = kind in (COMPUTE, EFFECT, VERSION, IGNORED)
         src = tuple([position[s] for s in (node.src if many else node.src[:1])])
         shape = node._shape
         if shape is None:
@@ -226,4 +228,6 @@ _KINDS = {
     Ops.COPY: TRANSFER,
     Ops.REDUCE: REDUCE,
     Ops.STORE: EFFECT,
+    Ops.GROUP: IGNORED,
+    Ops.UNIQUE: IGNORED,
 }

@@ -70,13 +70,14 @@ class Versions:
             if kind == EFFECT:
                 *_, buffer = g.chain_to_memory(g.src[i][0])
                 stores = self.writers.setdefault(buffer, [])
-                stores.append(i)
+                if g.numel[i]:  # else nothing is written
+                    stores.append(i)
                 self.made_by[i] = (buffer, len(stores))
             elif kind == VERSION:
                 x, *stores = g.src[i]
                 buffer, version = self._below(g, x)
                 others = []
-                for s in stores:
+                for s in _flattened(g, stores):
                     written, new = self.made_by[s]
                     if written == buffer:
                         version = max(version, new)
@@ -94,6 +95,18 @@ class Versions:
     def read(self, i: int) -> tuple[Memory, tuple[int, ...]]:
         """What a load of a BUFFER or AFTER cell reads, and the STOREs of other buffers before."""
         return self._seen.get(i) or ((i, 0), ())
+
+
+def _flattened(g: TensorGraph, effects: Sequence[int]) -> list[int]:
+    """The STOREs among effects, those of GROUPs included."""
+    found, left = [], list(effects)[::-1]
+    while left:
+        i = left.pop()
+        if g.kind[i] == EFFECT:
+            found.append(i)
+        else:
+            left += g.src[i][::-1]
+    return found
 
 
 def build_kernels(g: TensorGraph, plan: Plan, versions: Versions) -> list[Draft]:
@@ -215,6 +228,8 @@ class _Builder:
             value, loops = closed_sum(value, loops)
         if not loops:
             return value
+        if value.op is Ops.REDUCE and value.arg.op is op:  # a sum of sums is one sum
+            value, loops = value.src[0], (*loops, *value.src[1:])
         return UOp(Ops.REDUCE, node.dtype, (value, *loops), ReduceArg(op, ()))
 
     def finish(self, i: int, kernel: Kernel) -> list[Draft]:

@@ -33,6 +33,7 @@ MOST_REQUESTS = 16
 MOST_CELLS = 1000  # values computed in one kernel
 MOST_SCOPES = 32
 OPERATIONS_A_BYTE = 8
+LEAST_ITEMSIZE = 4  # a mask of bytes is not worth a kernel of its own because it is small
 FREE_WORK = 64  # a value that loads nothing is computed again below this work
 PROLOGUE_WORK = 16  # an operand of a contraction may do this much work for each use
 BROADCAST_WORK, BROADCAST_COUNT = 16, 8  # more work, repeated more often, in an inner loop
@@ -55,6 +56,7 @@ class Kernel:
     __slots__ = (
         "buffers",
         "cells",
+        "continued",
         "device",
         "index",
         "most_buffers",
@@ -82,6 +84,7 @@ class Kernel:
         self.scopes: list[int] = []  # masks of the loops at which something is computed once
         self.reduces: dict[tuple[object, ...], Index] = {}
         self.products: dict[int, int] = {0: 1}
+        self.continued: set[int] = set()  # reductions that another, of the same kind, goes on with
         self.cells = 0
         self.buffers = {root}
         self.pending: set[int] = set()  # asked of, not yet decided: each may become a buffer
@@ -347,7 +350,7 @@ class _Walk:
                     return self.why_reduce_apart(i, r)
             elif ratio <= LOOSE_RATIO:
                 return self.why_broadcast_apart(i, r)
-        bound = g.nodes[i].dtype.itemsize * (1 + wanted)
+        bound = max(g.nodes[i].dtype.itemsize, LEAST_ITEMSIZE) * (1 + wanted)
         again = (wanted - 1) * nbytes
         if wanted <= MOST_REQUESTS:
             if reused:
@@ -384,7 +387,7 @@ class _Walk:
         inner = mask & ~kernel.output_loops
         foot = self.costs.foot[i]
         if inner:
-            if foot <= NESTED_REDUCE:
+            if foot <= NESTED_REDUCE or i in kernel.continued:
                 return ""
             return f"reduction of {foot} inside the loop of another"
         if mask == kernel.output_loops:
@@ -408,8 +411,13 @@ class _Walk:
         """Why an elementwise value wanted once is not computed inside the kernel."""
         kernel, mask = r.kernel, r.mask
         missing = kernel.output_loops & ~mask
-        # not if the innermost loop does not need it: then it is computed outside of that
-        if missing and mask > missing and self.costs.work[i] > BROADCAST_WORK:
+        # not where the innermost loop does not need it: there it is computed outside of that,
+        # nor inside a reduction, whose loops are outside of it
+        if (
+            missing
+            and missing < mask <= kernel.output_loops
+            and self.costs.work[i] > BROADCAST_WORK
+        ):
             times = kernel.product(missing)
             if times >= BROADCAST_COUNT:
                 return f"{self.costs.work[i]:.0f} operations repeated {times} times by a broadcast"
@@ -488,6 +496,9 @@ class _Walk:
                 for axis, loop in zip(axes, ranges, strict=True):
                     index[axis] = loop
                 r.extra = tuple([loop for loop in ranges if loop is not _ZERO])
+                o = self.origin[s]
+                if g.kind[o] == REDUCE and g.nodes[o].arg.op is node.arg.op:
+                    kernel.continued.add(o)
                 self.ask_value(s, r, tuple(index))
         elif kind == EFFECT:
             self.ask_value(g.src[i][1], r, r.index)

@@ -10,13 +10,14 @@ from typing import NamedTuple
 
 from tiny._core.graph import canonical_key
 from tiny.dtype import DType
-from tiny.helpers import DEBUG, NO_MEMORY_PLANNER
+from tiny.helpers import DEBUG, NO_MEMORY_PLANNER, SPEC
 from tiny.schedule.graph import TensorGraph, canonicalise, read_graph
-from tiny.schedule.kernels import Memory, Versions, build_kernels
+from tiny.schedule.kernels import Versions, build_kernels
 from tiny.schedule.memory import Lifetime, plan_memory
 from tiny.schedule.order import Step, order_steps
 from tiny.schedule.ranges import plan_kernels
 from tiny.uop.ops import Ops, UOp
+from tiny.uop.spec import spec_kernel, spec_tensor, verify
 from tiny.uop.target import Target
 
 MOST_SCHEDULES = 1024
@@ -148,6 +149,8 @@ def cached_schedules() -> int:
 def _make_schedule(
     sink: UOp, buffers: list[UOp], target_of: Callable[[str], Target], default_device: str
 ) -> Schedule:
+    if SPEC:
+        verify(sink, spec_tensor, "tensor graph")
     g = read_graph(sink, default_device)
     targets = {device: target_of(device) for device in dict.fromkeys(g.device)}
     plan, rounds, visits = plan_kernels(g, targets)
@@ -156,7 +159,8 @@ def _make_schedule(
     slots, slot_of = _make_slots(g, buffers, steps, copies)
     items = []
     for step in steps:
-        numbers = tuple([slot_of[_place(m, versions)] for m in step.memory])
+        # all versions of a buffer are one slot
+        numbers = tuple([slot_of[cell] for cell, _ in step.memory])
         for k in numbers if step.kernel.op is Ops.SINK else ():
             if slots[k].device != step.device:
                 raise ValueError(
@@ -171,14 +175,13 @@ def _make_schedule(
     stored = sum(s.nbytes for k, s in enumerate(slots) if s.role == "temp" and k in written)
     stats = ScheduleStats(len(g), visits, rounds, len(items), stored)
     schedule = Schedule(tuple(items), tuple(slots), arena, outputs, tuple(sorted(variables)), stats)
+    if SPEC:
+        for item in items:
+            if item.kernel.op is Ops.SINK:
+                verify(item.kernel, spec_kernel, f"kernel {item.kernel.arg.name}")
     if DEBUG >= 3:
         _explain(schedule)
     return schedule
-
-
-def _place(memory: Memory, versions: Versions) -> int:
-    """The cell whose slot holds this memory: all versions of a buffer share one."""
-    return memory[0]
 
 
 def _make_slots(
