@@ -38,7 +38,7 @@ from tiny.dtype import (
 )
 from tiny.gradient import compute_gradient
 from tiny.helpers import TRAINING, Context, argfix, ceildiv, prod
-from tiny.mixin import IndexingMixin
+from tiny.mixin import CastsMixin
 from tiny.uop.ops import GroupOp, Ops, UOp
 from tiny.uop.runtime import runtime
 
@@ -137,7 +137,7 @@ def _is_data(x: Any) -> bool:
     return hasattr(x, "__array_interface__") and hasattr(x, "dtype")
 
 
-class Tensor(IndexingMixin):
+class Tensor(CastsMixin):
     """A multi-dimensional array of one dtype, computed when its values are asked for.
 
     `data` is a number, a (nested) list of numbers, a NumPy array (copied), bytes (uint8, or the
@@ -166,7 +166,7 @@ class Tensor(IndexingMixin):
             uop = data
             if to is not None and to is not uop.dtype:
                 uop = uop.cast(to)
-        elif data is None or isinstance(data, bool | int | float):
+        elif data is None or (isinstance(data, bool | int | float) and not _is_data(data)):
             uop = _leaf(0.0 if data is None else data, to)
         else:
             uop = _from_data(data, device, to)
@@ -398,9 +398,17 @@ class Tensor(IndexingMixin):
         self.requires_grad = kwargs.pop("requires_grad", None)
         if kwargs:
             raise TypeError(f"unknown keyword {next(iter(kwargs))!r}; device and requires_grad go")
-        if device is not None:
-            self._storage.device = runtime().canonicalize_device(device)
-        return self
+        return self if device is None else self._computed_on(device)
+
+    def _computed_on(self, device: str) -> Self:
+        """This value, which depends on no memory, on a device."""
+        place = runtime().canonicalize_device(device)
+        uop = self.uop
+        if place != runtime().default_device():  # where nothing else is said
+            uop = UOp(Ops.COPY, uop.dtype, (uop,), place)
+        placed = self._value(uop, place)
+        placed.requires_grad = self.requires_grad
+        return placed
 
     @classmethod
     def linspace(
@@ -458,8 +466,7 @@ class Tensor(IndexingMixin):
         exponent, mantissa = dtypes.finfo(to)
         bias = (1 << (exponent - 1)) - 1 + (to in dtypes.fp8_fnuz)
         ones = (bits >> (to.bitsize - mantissa)) | (bias << mantissa)
-        result = ones.bitcast(to) - 1
-        result._storage.device = place
+        result = (ones.bitcast(to) - 1)._computed_on(place)
         result = result.contiguous() if contiguous else result
         result.requires_grad = requires_grad
         return result
@@ -768,7 +775,7 @@ class Tensor(IndexingMixin):
     def __irshift__(self, x: Any) -> Self:
         return self.assign(self.rshift(x))
 
-    def __imatmul__(self, x: Any) -> Self:
+    def __imatmul__(self, x: Self) -> Self:
         return self.assign(self.matmul(x))
 
     # ------------------------------------------------------------ computing
@@ -809,7 +816,8 @@ class Tensor(IndexingMixin):
     def data(self) -> memoryview:
         """The memory of the values, shared, in the order of the elements; it keeps it alive."""
         if self.uop.op is Ops.CONST or 0 in self.shape:
-            return memoryview(self.numpy()).cast("B").cast(strong_dtype(self.dtype).fmt or "B")
+            array = self.numpy()
+            return array.data if strong_dtype(self.dtype).fmt else array.view("uint8").data
         return runtime().host_view(self._in_order())
 
     def tolist(self) -> Any:

@@ -3,10 +3,18 @@
 The mixins hold no data. They build every method from a small protocol, stated in `protocol`.
 """
 
+from tiny.mixin.casts import CastsMixin
 from tiny.mixin.elementwise import ElementwiseMixin
 from tiny.mixin.indexing import IndexingMixin
 from tiny.mixin.movement import MovementMixin
 from tiny.mixin.processing import ProcessingMixin
 from tiny.mixin.reduce import ReduceMixin
 
-__all__ = ["ElementwiseMixin", "IndexingMixin", "MovementMixin", "ProcessingMixin", "ReduceMixin"]
+__all__ = [
+    "CastsMixin",
+    "ElementwiseMixin",
+    "IndexingMixin",
+    "MovementMixin",
+    "ProcessingMixin",
+    "ReduceMixin",
+]

@@ -46,13 +46,13 @@ def in_float32(
     Integers become the default float first.
     """
 
-    @functools.wraps(method)
-    def wrapper(self: V, *args: P.args, **kwargs: P.kwargs) -> V:
+    def wrapper(self: V, /, *args: P.args, **kwargs: P.kwargs) -> V:
         x = self._as_float()
         if x.dtype.itemsize >= 4:
             return method(x, *args, **kwargs)
         return method(x.cast(dtypes.float32), *args, **kwargs).cast(x.dtype)
 
+    functools.update_wrapper(wrapper, method)
     return wrapper
 
 
@@ -324,11 +324,13 @@ class ElementwiseMixin(MovementMixin):
     def _float_power(self, exponent: Self) -> Self:
         """x ** y = 2 ** (y log2 |x|), with the sign and the special cases of IEEE 754's pow."""
         exponent = exponent.cast(self.dtype)
-        size = (exponent * self.abs().log2()).exp2()
+        size = self.abs()
+        size = size.eq(1).where(1.0, (exponent * size.log2()).exp2())
         whole = exponent.trunc().eq(exponent)
         odd = whole & ((exponent * 0.5).trunc() * 2).ne(exponent)
         # no sign bit is read: -0.0 to an odd power gives 0.0
-        signed = (self < 0).where(odd.where(-size, whole.where(size, math.nan)), size)
+        defined = whole | self.eq(-math.inf)
+        signed = (self < 0).where(odd.where(-size, defined.where(size, math.nan)), size)
         return (exponent.eq(0) | self.eq(1)).where(1.0, signed)
 
     def maximum(self, x: Any) -> Self:
@@ -555,8 +557,8 @@ class ElementwiseMixin(MovementMixin):
 
     @in_float32
     def cos(self) -> Self:
-        """The cosine of an angle in radians."""
-        return (math.pi / 2 - self).sin()
+        """The cosine of an angle in radians, as 1 - 2 sin²(x / 2): no large angle is rounded."""
+        return 1 - (self * 0.5).sin().square() * 2
 
     @in_float32
     def tan(self) -> Self:

@@ -39,6 +39,12 @@ class GraphValue:
         def _retyped(self, dtype: DType) -> Self | None:
             """This as a constant of another dtype, if it is a scalar constant; else None."""
 
+        def cast(self, dtype: DType) -> Self:
+            """This value as another dtype; in ElementwiseMixin."""
+
+        def where(self, x: Any, y: Any) -> Self:
+            """x where this is true, y elsewhere; in ElementwiseMixin."""
+
     @property
     def ndim(self) -> int:
         """How many dimensions there are."""
