@@ -7,14 +7,14 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import os
 import platform
 import re
 import struct
+import threading
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from tiny._core.launch import HostKernel
 from tiny.codegen.program import LinearProgram
@@ -41,7 +41,7 @@ class CPUDevice(Compiled):
     def load(self, name: str, binary: bytes, program: LinearProgram) -> HostKernel:
         """The kernel, called with HostMemory; its machine code is unloaded when it dies."""
         try:
-            code = _link(binary, name)
+            code = MachineCode(binary, name)
         except RuntimeError as e:
             reason = f"it cannot be linked: {' '.join(str(e).split())}"
             raise CompileError(name, reason, self.renderer.render(program)) from e
@@ -50,7 +50,7 @@ class CPUDevice(Compiled):
             if u.op is Ops.RANGE and u.arg.kind is AxisType.THREAD:
                 count = int(u.src[0].val)
         kinds = "".join(_kind(v.dtype.name) for v in program.variables).encode()
-        return HostKernel(name, ((code[name], count),), len(program.params), kinds, code)
+        return HostKernel(name, ((code.address, count),), len(program.params), kinds, code)
 
 
 def _kind(dtype_name: str) -> str:
@@ -296,15 +296,28 @@ def undefined_symbols(binary: bytes) -> list[str]:
     return [name for name in found if name != "_GLOBAL_OFFSET_TABLE_"]
 
 
-_numbers = itertools.count()
+class MachineCode:
+    """An object file linked into memory, at `address`; it is unloaded when this dies.
 
+    A linker keeps some kilobytes of every object that it ever linked, so each links few of them
+    and dies with the last. RuntimeError if there is no such symbol, or if others are missing.
+    """
 
-@functools.cache
-def _linker() -> Any:
-    return _llvm().create_lljit_compiler()
+    OF_ONE_LINKER = 256
 
+    _linker: ClassVar[Any] = None
+    _count: ClassVar[int] = 0
+    _lock: ClassVar[threading.Lock] = threading.Lock()
 
-def _link(binary: bytes, name: str) -> Any:
-    """The object in memory: name -> address; RuntimeError. It is unloaded when the result dies."""
-    builder = _llvm().JITLibraryBuilder().add_object_img(binary).export_symbol(name)
-    return builder.link(_linker(), f"{name}.{next(_numbers)}")
+    def __init__(self, binary: bytes, symbol: str) -> None:
+        with MachineCode._lock:
+            if MachineCode._count % self.OF_ONE_LINKER == 0:
+                MachineCode._linker = _llvm().create_lljit_compiler()
+            self.linker, number = MachineCode._linker, MachineCode._count
+            MachineCode._count += 1
+        builder = _llvm().JITLibraryBuilder().add_object_img(binary).export_symbol(symbol)
+        self.code = builder.link(self.linker, f"{symbol}.{number}")
+        self.address: int = self.code[symbol]
+
+    def __del__(self) -> None:
+        self.__dict__.pop("code", None)  # before the linker
