@@ -201,6 +201,7 @@ cdef inline uint64_t bits_of(double d) noexcept:
 cdef uint64_t hash_arg(object arg) except? 1:
     cdef int overflow = 0
     cdef uint64_t h
+    cdef uint64_t state[2]
     if arg is None:
         return 0x1234567
     if PyBool_Check(arg):
@@ -215,6 +216,13 @@ cdef uint64_t hash_arg(object arg) except? 1:
         for item in <tuple>arg:
             h = mix(h, hash_arg(item))
         return h
+    if PyUnicode_Check(arg):  # not hash(), which differs from process to process
+        state[0], state[1] = 0x88, 0
+        try:
+            absorb_text(state, 7, arg)
+        except UnicodeEncodeError:
+            return mix(0x78, <uint64_t><Py_ssize_t>hash(arg))
+        return state[0]
     if type(arg).__hash__ is None:
         return mix(0x66, <uint64_t><size_t><PyObject *>arg)  # unhashable: by identity
     return mix(0x77, <uint64_t><Py_ssize_t>hash(arg))

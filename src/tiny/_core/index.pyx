@@ -208,8 +208,8 @@ cdef list reshaped_symbolic(tuple src_shape, tuple out_shape, tuple idx):
     """As `reshaped` where sizes are expressions: what is equal at both ends passes, the rest is
     one group."""
     cdef list result = [zero()] * len(src_shape)
-    cdef list sizes = [as_node(size) for size in src_shape]
-    cdef list out_sizes = [as_node(size) for size in out_shape]
+    cdef list sizes = [as_node(x) for x in src_shape]
+    cdef list out_sizes = [as_node(x) for x in out_shape]
     cdef Node one = make_int(types.INDEX, 1)
     cdef list at = [i for i in range(len(sizes)) if sizes[i] is not one]
     cdef list out_at = [i for i in range(len(out_sizes)) if out_sizes[i] is not one]

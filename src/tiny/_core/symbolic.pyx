@@ -22,7 +22,7 @@ from cpython.ref cimport Py_DECREF, Py_INCREF
 from cpython.tuple cimport PyTuple_Check, PyTuple_GET_ITEM, PyTuple_GET_SIZE
 from cpython.unicode cimport PyUnicode_CheckExact
 from libc.stdint cimport uint32_t
-from libc.stdlib cimport free, malloc, qsort, realloc
+from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memcpy
 from tiny._core cimport types
 from tiny._core.arith cimport (
@@ -34,6 +34,10 @@ from tiny._core.graph cimport (
 )
 from tiny._core.ops cimport *
 from tiny._core.types cimport DType, coerce
+
+cdef extern from "stdlib.h":
+    # libc.stdlib declares the comparison without the GIL
+    void qsort(void *, size_t, size_t, int (*)(const void *, const void *) noexcept) noexcept
 
 cdef enum:
     INNER = 64          # of Node.c_flags while simplified() runs: part of its one user's chain
@@ -123,12 +127,9 @@ cdef int order(PyObject *a, PyObject *b) noexcept:
                 return 1 if n > m else -1
             return order_of_args((<Node>a).tag, (<Node>b).tag)
         a, b = borrowed_item(s, i), borrowed_item(t, i)
-    # Equal to that depth. The hash is made of content too.
+    # Equal to that depth. The hash is made of content alone too.
     return (1 if (<Node>a).c_hash > (<Node>b).c_hash else
             -1 if (<Node>a).c_hash < (<Node>b).c_hash else 0)
-
-
-ctypedef int (*Comparison)(const void *, const void *) noexcept nogil
 
 
 cdef int order_of_terms(const void *a, const void *b) noexcept:
@@ -289,7 +290,7 @@ cdef class Form:
                         j -= 1
                     terms[j] = t
             else:
-                qsort(terms, self.count, sizeof(Term), <Comparison>order_of_terms)
+                qsort(terms, self.count, sizeof(Term), order_of_terms)
         j = 0
         for i in range(self.count):
             if j and terms[j - 1].atom == terms[i].atom:
@@ -547,7 +548,6 @@ cdef Form divide(Form r, int64_t c, int budget):
     cdef int variant
     cdef int64_t f, g, d, period, low, high
     cdef PyObject *atom
-    cdef bint negative
     if r.failed:
         q.failed = True
         return q
@@ -583,21 +583,20 @@ cdef Form divide(Form r, int64_t c, int budget):
             continue
         if r.count == 1 and budget > 0 and magnitude(r.c_terms[0].factor) == 1:
             atom = r.c_terms[0].atom
-            negative = r.c_terms[0].factor < 0
-            # (y//d + k)//c = (y + k*d)//(c*d);  -(y//d) = (d - 1 - y)//d
+            f = r.c_terms[0].factor
+            # (y//d + k)//c = (y + k*d)//(c*d);  -(y//d) = (d - 1 - y)//d. With more terms than
+            # one it would cost a sum that the remainder shares.
             if is_division(atom, OP_FLOORDIV):
                 d = divisor_of(atom)
                 if not mul_overflows(c, d, &g) and g < LIMIT:
-                    inner = new_form(r.dtype)
-                    inner.add_node(source(<Node>atom, 0), -1 if negative else 1)
+                    inner = form_of(source(<Node>atom, 0), f)
                     inner.add_multiple(r.constant, d)
-                    if negative:
+                    if f < 0:
                         inner.add_constant(d - 1)
-                    inner.settle()
                     q.add_form(divide(inner, g, budget - 1), 1)
                     break
             # (y % (k*c))//c = (y//c) % k
-            if is_division(atom, OP_FLOORMOD) and r.constant == 0 and not negative \
+            if is_division(atom, OP_FLOORMOD) and r.constant == 0 and f == 1 \
                     and divisor_of(atom) % c == 0:
                 inner = divide(form_of(source(<Node>atom, 0), 1), c, budget - 1)
                 q.add_form(modulo(inner, divisor_of(atom) // c, budget - 1), 1)
@@ -627,7 +626,7 @@ cdef Form modulo(Form r, int64_t c, int budget):
     cdef Py_ssize_t i
     cdef int variant
     cdef int64_t f, g, scale = 1, period, low, high
-    cdef bint changed
+    cdef PyObject *atom
     if r.failed:
         out.failed = True
         return out
@@ -643,21 +642,18 @@ cdef Form modulo(Form r, int64_t c, int budget):
             r.add_multiple(period, -c)
             out.add_form(r, scale)
             break
-        # (y % (k*c)) % c = y % c, also under a factor
-        changed = False
+        # f*(y % d) = f*y, modulo c, where c divides f*d
+        inner = None
         for i in range(r.count):
-            if is_division(r.c_terms[i].atom, OP_FLOORMOD) \
-                    and divisor_of(r.c_terms[i].atom) % c == 0:
-                changed = True
-        if changed:
-            inner = new_form(r.dtype)
-            inner.constant = r.constant
-            for i in range(r.count):
-                if is_division(r.c_terms[i].atom, OP_FLOORMOD) \
-                        and divisor_of(r.c_terms[i].atom) % c == 0:
-                    inner.add_node(source(<Node>r.c_terms[i].atom, 0), r.c_terms[i].factor)
-                else:
-                    inner.add(r.c_terms[i].atom, r.c_terms[i].factor)
+            atom = r.c_terms[i].atom
+            f = r.c_terms[i].factor
+            if is_division(atom, OP_FLOORMOD) \
+                    and not mul_overflows(f, divisor_of(atom), &g) and g % c == 0:
+                if inner is None:
+                    inner = r.copy()
+                inner.add(atom, -f)
+                inner.add_node(source(<Node>atom, 0), f)
+        if inner is not None:
             inner.settle()
             r = inner
             if r.failed:
@@ -1390,7 +1386,9 @@ cdef Node step(Node n, int kind):
                 r = connected(OP_AND if kind == CONJUNCTION else OP_OR, f)
         return fall_back(n) if r is None else r
     if count == 0 or op == OP_BIND or op == OP_CONST:
-        return n if op == OP_CONST or op == OP_BUFFER else constant_of(n)
+        if op == OP_CONST or op == OP_BUFFER:
+            return n
+        return constant_of(n)
     if n.c_flags & SCALAR:
         a = canonical_of(source(n, 0))
         if count == 2:
