@@ -27,10 +27,14 @@ from tiny.uop.ops import AxisType, GroupOp, Ops, RangeArg, RegArg, UOp
 __all__ = ["expand"]
 
 Combo = tuple[int, ...]  # a position along each tile of the kernel
+_OpenLoop = tuple[int, Loop]  # with the bit of its axis
 
 # A chain of dependent additions waits for each one's result; with this many chains side by side
 # the units are busy. More only cost registers.
 ENOUGH_ACCUMULATORS = 8
+
+# After so many steps a sum of floats goes into another one: see _levels.
+LONG_SUM = 16
 
 _COMBINE = {Ops.ADD: Ops.ADD, Ops.MUL: Ops.MUL, Ops.MAX: Ops.MAX}
 _COMBINE_BOOL = {Ops.ADD: Ops.OR, Ops.MUL: Ops.AND, Ops.MAX: Ops.OR}
@@ -80,7 +84,7 @@ class _Accumulator:
     outer: Combo
     separate: Combo
     value: UOp  # what it holds now
-    register: UOp | None = None
+    registers: list[UOp] = field(default_factory=list)  # outermost loops first
 
 
 class _Expansion:
@@ -599,18 +603,21 @@ class _Expansion:
                 for at in self._combos(separate):
                     mine[outer, at] = _Accumulator(outer, at, self._identity(q, lane))
             registers.append(mine)
-        accumulators = [a for mine in registers for a in mine.values()]
-        if loops:
-            for a in accumulators:
-                lanes = a.value.shape[0] if a.value.shape else 1
-                arg = RegArg(self.next_register, lanes)
-                a.register = UOp(Ops.DEFINE_REG, a.value.dtype, (a.value,), arg)
+        accumulators = [
+            (q, a) for q, mine in zip(group, registers, strict=True) for a in mine.values()
+        ]
+        starts = [a.value for _, a in accumulators]
+        levels = self._levels(group, loops)
+        for level in levels:
+            for (_, a), start in zip(accumulators, starts, strict=True):
+                arg = RegArg(self.next_register, start.shape[0] if start.shape else 1)
+                a.value = UOp(Ops.DEFINE_REG, start.dtype, (start,), arg)
+                a.registers.append(a.value)
                 self.next_register += 1
-                self.scopes[-1].lines.append(a.register)
-                a.value = a.register
-            for bit, loop in loops:
+                self.scopes[-1].lines.append(a.value)
+            for bit, loop in level:
                 self._open(bit, loop)
-            for a in accumulators:  # what it holds is another value in each iteration
+            for _, a in accumulators:  # what it holds is another value in each iteration
                 self.home[a.value] = len(self.scopes) - 1
         below = 0
         for q in group:
@@ -623,18 +630,18 @@ class _Expansion:
                     outer = tuple([0 if k in own else p for k, p in enumerate(combo)])
                     a = mine[outer, at]
                     a.value = self._accumulate(q, combo, a.value)
-        if loops:
-            for a in accumulators:
-                assert a.register is not None
-                update = UOp(Ops.STORE, dtypes.void, (a.register, a.value))
+        for n, level in reversed(list(enumerate(levels))):
+            for _, a in accumulators:
+                update = UOp(Ops.STORE, dtypes.void, (a.registers[n], a.value))
                 self.scopes[-1].lines.append(update)
-            for _ in loops:
+            for _ in level:
                 end = self._close()
-            for a in accumulators:
-                assert a.register is not None
-                a.value = UOp(Ops.AFTER, a.register.dtype, (a.register, end))
-                self.home[a.value] = depth
+            for q, a in accumulators:
+                a.value = UOp(Ops.AFTER, q.dtype, (a.registers[n], end))
+                self.home[a.value] = len(self.scopes) - 1
                 self.scopes[-1].lines.append(a.value)
+                if n:
+                    a.value = self._combine(q, a.registers[n - 1], a.value)
         for q, mine in zip(group, registers, strict=True):
             for outer in self._combos(self.nodes[q].tiles):
                 values = [mine[outer, at].value for at in self._combos(separate)]
@@ -644,6 +651,29 @@ class _Expansion:
                 self._remember(q, outer, total)
         self.scopes += inner
         self.depths.clear()
+
+    def _levels(self, group: list[UOp], loops: list[_OpenLoop]) -> list[list[_OpenLoop]]:
+        """The loops of a reduction, outermost first, cut where the sum so far is put aside.
+
+        A long sum of floats is a sum of sums, each of about as many terms as loops allow: its
+        error grows with the length of the longest of them, not with that of the whole (Higham,
+        SIAM J. Sci. Comput. 1993).
+        """
+        if not loops:
+            return []
+        if self.kernel.strict or not any(
+            q.arg.op is Ops.ADD and q.dtype.kind == "f" for q in group
+        ):
+            return [loops]
+        levels: list[list[_OpenLoop]] = [[]]
+        steps = 1
+        for bit, loop in reversed(loops):
+            if steps >= LONG_SUM:
+                levels.insert(0, [])
+                steps = 1
+            levels[0].insert(0, (bit, loop))
+            steps *= int(loop.leaf.vmax) + 1
+        return levels
 
     def _separate(self, own: list[int], accumulators: int) -> list[int]:
         """The tiles of a reduction that get accumulators of their own."""
@@ -667,17 +697,33 @@ class _Expansion:
         return self.emit(UOp(op, q.dtype, (a, b)))
 
     def _accumulate(self, q: UOp, combo: Combo, total: UOp) -> UOp:
-        """One step of a reduction. The product and the sum of a float are fused."""
+        """One step of a reduction. The product and the sum of a float are fused.
+
+        Where a sum adds a value under a condition, it stays as it is if that does not hold.
+        """
         value, lanes = q.src[0], total.shape[0] if total.shape else 1
 
         def get(node: UOp) -> UOp:
             x = self.value(node, combo)
             return self._wide(x, lanes) if lanes > 1 else x
 
-        if q.arg.op is Ops.ADD and value.op is Ops.MUL and q.dtype in _FUSED:
+        condition: UOp | None = None
+        is_sum = q.arg.op is Ops.ADD
+        if is_sum and value.op is Ops.WHERE and _is_zero(value.src[2]):
+            condition, value = self.value(value.src[0], combo), value.src[1]
+            if condition.op is Ops.CONST:
+                if not condition.arg:
+                    return total
+                condition = None
+        if is_sum and value.op is Ops.MUL and q.dtype in _FUSED:
             a, b = get(value.src[0]), get(value.src[1])
-            return self.emit(UOp(Ops.MULACC, q.dtype, (a, b, total)))
-        return self._combine(q, total, get(value))
+            new = self.emit(UOp(Ops.MULACC, q.dtype, (a, b, total)))
+        else:
+            new = self._combine(q, total, get(value))
+        if condition is None:
+            return new
+        condition = self._wide(condition, lanes) if lanes > 1 else condition
+        return self.emit(UOp(Ops.WHERE, q.dtype, (condition, new, total)))
 
     def _tree(self, q: UOp, values: list[UOp]) -> UOp:
         """Several values combined two by two."""
@@ -709,6 +755,10 @@ class _Expansion:
 
 
 _FUSED = (dtypes.float32, dtypes.float64)
+
+
+def _is_zero(x: UOp) -> bool:
+    return x.op is Ops.CONST and x.arg == 0
 
 
 def _no_tiles(combo: Combo) -> object:

@@ -113,7 +113,7 @@ def _nests(kernel: Kernel) -> list[_Nest]:
             continue
         if node.op is Ops.INDEX and node not in targets:
             nest_of.loads.append(_access(node, masks, numbers))
-        elif node.op in GroupOp.ALU and node.dtype.kind != "x":
+        elif node.op in GroupOp.ALU and node.dtype.kind not in "xb":
             nest_of.work += _WEIGHTS.get(node.op, 1)
     for target in targets:
         for nest in nests.values():

@@ -7,6 +7,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Self
 
+from tiny.codegen.lower.conditions import place_conditions
 from tiny.codegen.lower.tiled import Loop, TiledKernel, axis_masks
 from tiny.codegen.opt.opts import KernelOptError, Opt, OptOps
 from tiny.dtype import dtypes
@@ -51,15 +52,16 @@ class Axis:
 class Kernel:
     """A kernel and the Opts applied to it, in order.
 
-    `ast` is a SINK of stores over scalars and ranges (level 2). `axes` are its ranges: those of
+    `ast` is a SINK of stores over scalars and ranges (level 2), its conditions placed by
+    `place_conditions`. `axes` are its ranges: those of
     the outputs first, then those of the reductions, each by number. An Opt changes an axis, or
     the order in which loops nest; it never changes what the kernel computes but for the order in
     which a reduction adds up.
     """
 
     def __init__(self, ast: UOp, target: Target) -> None:
-        self.ast, self.target = ast, target
-        order = ast.postorder()
+        self.ast, self.target = place_conditions(ast), target
+        order = self.ast.postorder()
         reduced = {r for n in order if n.op is Ops.REDUCE for r in n.src[1:]}
         ranges = [n for n in order if n.op is Ops.RANGE]
         for r in ranges:
