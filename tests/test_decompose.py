@@ -226,12 +226,19 @@ def test_e_to_the_x_and_cosine_lose_nothing_to_the_way_they_are_written(dtype):
     for sign in (1, -1):
         got = run(lambda b, s=sign: (b * (s / math.log(2))).alu(Ops.EXP2), (x, dtype))
         np.testing.assert_allclose(got, np.exp(sign * wide), rtol=unit)
-    got = run(lambda b: b.const_like(math.pi / 2).alu(Ops.SUB, b).alu(Ops.SIN), (x, dtype))
-    np.testing.assert_allclose(got, np.cos(wide), rtol=unit)
+
+    def cosine(b, half=0.5, one=1.0):
+        sine = (b * half).alu(Ops.SIN)
+        return b.const_like(one).alu(Ops.SUB, sine * sine * 2.0)
+
+    np.testing.assert_allclose(run(cosine, (x, dtype)), np.cos(wide), rtol=unit)
     # near misses
     b = buffer(x, dtype)
     for near in (b * 1.4427, b + 1.0):
         assert decompose(near.alu(Ops.EXP2), BARE) is transcendental.exp2(near)
+    assert decompose(cosine(b), BARE) is transcendental.cos(b)
+    for options in ({"half": 0.25}, {"one": 2.0}):
+        assert Ops.SUB is decompose(cosine(b, **options), BARE).op
 
 
 def test_sine_of_float32_without_float64_says_what_is_missing():

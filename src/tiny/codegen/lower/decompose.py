@@ -40,8 +40,12 @@ def decompose(sink: UOp, target: Target) -> UOp:
     """
     lowered: dict[UOp, UOp] = {}
     for node in sink.postorder():
-        src = tuple([lowered[s] for s in node.src])
-        lowered[node] = _lower_node(node, src, target)
+        angle = None if Ops.SIN in target.native_ops else _angle_of_cosine(node)
+        if angle is not None:
+            lowered[node] = _sine(angle, lowered[angle], target, cos)
+        else:
+            src = tuple([lowered[s] for s in node.src])
+            lowered[node] = _lower_node(node, src, target)
     return lowered[sink]
 
 
@@ -73,7 +77,7 @@ def _lower_operation(node: UOp, op: Ops, dtype: DType, src: tuple[UOp, ...], tar
     """An operation whose operands are of a dtype that the target computes with."""
     if op not in target.native_ops:
         if op is Ops.SIN:
-            return _sine(node.src[0], src[0], target)
+            return _sine(node.src[0], src[0], target, sin)
         if op is Ops.EXP2:
             return _power(src[0])
         if (make := _MADE_OF_OTHERS.get(op)) is not None:
@@ -99,16 +103,30 @@ def _power(x: UOp) -> UOp:
     return exp2(x)
 
 
-def _sine(before: UOp, x: UOp, target: Target) -> UOp:
-    """sin(x), `before` being x before it was lowered. cos(y) is written as sin(pi/2 - y)."""
+def _angle_of_cosine(node: UOp) -> UOp | None:
+    """x of 1 - 2 sin(x / 2)**2, which is cos(x) as the front end and gradients write it."""
+    if node.op is not Ops.SUB or node.dtype not in (dtypes.float32, dtypes.float64):
+        return None
+    one, double = node.src
+    if one is not node.const_like(1) or double.op is not Ops.MUL:
+        return None
+    square, two = double.src
+    if two is not node.const_like(2) or square.op is not Ops.MUL:
+        return None
+    sine, half = square.src[0], square.src[0].src[0] if square.src[0].src else node
+    if square.src[1] is not sine or sine.op is not Ops.SIN or half.op is not Ops.MUL:
+        return None
+    return half.src[0] if half.src[1] is node.const_like(0.5) else None
+
+
+def _sine(before: UOp, x: UOp, target: Target, function: Callable[..., UOp]) -> UOp:
+    """sin(x) or cos(x), `before` being x before it was lowered."""
     if x.dtype is dtypes.float32 and dtypes.float64 not in target.dtypes:
         raise TypeError(
             f"{target.device}: SIN is made of float64 arithmetic there, which it lacks; "
             "compute it on another device"
         )
-    if x.op is Ops.SUB and x.src[0] is x.const_like(math.pi / 2):
-        return cos(x.src[1], largest_magnitude(before.src[1]))
-    return sin(x, largest_magnitude(before))
+    return function(x, largest_magnitude(before))
 
 
 # ---------------------------------------------------------------- division

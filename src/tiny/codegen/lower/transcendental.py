@@ -1,11 +1,12 @@
 """EXP2, LOG2 and SIN of float32 and float64, made of plain integer and float operations.
 
 For targets without them. e**x and cos(x), which the front end writes as EXP2(x / ln 2) and
-SIN(pi/2 - x), have functions of their own: a product or a difference rounded before would cost
-what is gained here. There are no branches and no fused operations, so a kernel stays
-vectorised and every target computes the same bits. The special values are exact: overflow,
-underflow, subnormals, signed zeros, infinities and NaN. Bounds of the errors, in units in the
-last place of the result, that `tests/test_transcendental.py` holds them to:
+1 - 2 SIN(x / 2)**2, have functions of their own: written so they lose digits.
+
+There are no branches and no fused operations, so a kernel stays vectorised and every target
+computes the same bits. The special values are exact: overflow, underflow, subnormals, signed
+zeros, infinities and NaN. Bounds of the errors, in units in the last place of the result, that
+`tests/test_transcendental.py` holds them to:
 
             float32   float64
     EXP2      1.10      1.10
@@ -134,7 +135,6 @@ INVERSE_PI = (
 # pi in two parts: the products of the first with integers of 20 bits, and of the second one's
 # first with numbers of 26 bits, are exact
 PI_33, PI_AFTER_33 = float.fromhex("0x1.921fb544p+1"), float.fromhex("0x1.0b4611a626331p-33")
-HALF_PI, AFTER_HALF_PI = math.pi / 2, float.fromhex("0x1.1a62633145c07p-54")
 PI_27, PI_AFTER_27 = float.fromhex("0x1.921fb54p+1"), float.fromhex("0x1.10b4611a62633p-29")
 
 
@@ -293,9 +293,11 @@ def _sin_moderate(x: UOp, cosine: bool) -> UOp:
     """The sine of a float32 up to 2**20: as below, but n pi is subtracted in two exact steps."""
     float64, uint64 = dtypes.float64, dtypes.uint64
     wide, rounder = x.cast(float64), _LAYOUTS[float64].rounder
-    rounded = wide * (1 / math.pi) + rounder
+    turns = wide * (1 / math.pi)
+    rounded = (turns + 0.5 if cosine else turns) + rounder  # cos(x) = sin(x + pi/2)
     n = rounded - rounder
-    value = _sin_of_reduced((wide - n * PI_33) - n * PI_AFTER_33, cosine)
+    n = n - 0.5 if cosine else n
+    value = _sin_of_reduced((wide - n * PI_33) - n * PI_AFTER_33)
     odd = rounded.bitcast(uint64) << 63
     return (value.bitcast(uint64) ^ odd).bitcast(float64).cast(dtypes.float32)
 
@@ -312,23 +314,23 @@ def _sin_float32(x: UOp, cosine: bool) -> UOp:
     high, low = _window(_inverse_pi_words(23, 4), exponent, 2)
     # n and the rest as a number modulo 2, its unit 2**-63
     turns = mantissa * high + ((mantissa * (low >> 32)) >> 32)
+    if cosine:  # cos(x) = sin(|x| + pi/2)
+        turns = turns + (1 << 62)
     rest = (turns << 1).bitcast(dtypes.int64).cast(float64) * (math.pi * 2.0**-64)
     odd = (((turns + (1 << 62)) >> 32) & 0x80000000).cast(uint32)
     direct = positive < 1.0  # r is |x| itself
-    r = direct.where(positive.cast(float64), rest)
+    wide = positive.cast(float64)
+    r = direct.where(wide.const_like(math.pi / 2) - wide if cosine else wide, rest)
     sign = direct.where(odd.const_like(0), odd)
     if not cosine:
         sign = sign ^ (bits & 0x80000000)
-    value = _sin_of_reduced(r, cosine).cast(dtypes.float32)
+    value = _sin_of_reduced(r).cast(dtypes.float32)
     result = (value.bitcast(uint32) ^ sign).bitcast(dtypes.float32)
     return (positive < math.inf).where(result, x.const_like(math.nan))
 
 
-def _sin_of_reduced(r: UOp, cosine: bool) -> UOp:
-    """sin(r) of a float64 in [-pi/2, pi/2]; or cos(r), as sin(pi/2 - |r|)."""
-    if cosine:
-        size = (r.bitcast(dtypes.uint64) & ((1 << 63) - 1)).bitcast(r.dtype)
-        r = (r.const_like(HALF_PI) - size) + AFTER_HALF_PI
+def _sin_of_reduced(r: UOp) -> UOp:
+    """sin(r) of a float64 in [-pi/2, pi/2], good for float32."""
     z = r * r
     return r * (z * _polynomial(z, SIN_FLOAT32) + 1.0)  # a product, so that -0.0 stays
 
