@@ -384,7 +384,8 @@ class _Registry:
     """The devices of this process, by name: `Device["CPU"]`."""
 
     def __init__(self) -> None:
-        self._opened: dict[tuple[str, str], Compiled] = {}
+        self._opened: dict[tuple[str, str], Compiled] = {}  # by name and what DEV says of it
+        self._asked: dict[tuple[str, str], Compiled] = {}  # by name as asked for, and DEV
         self._lock = threading.RLock()
 
     @property
@@ -410,6 +411,12 @@ class _Registry:
         return f"{base}:{int(number)}" if number.isdecimal() and int(number) else base
 
     def __getitem__(self, name: str) -> Compiled:
+        if (found := self._asked.get((name, DEV.value))) is not None:
+            return found
+        found = self._asked[name, DEV.value] = self._get(name)
+        return found
+
+    def _get(self, name: str) -> Compiled:
         canonical = self.canonicalize(name)
         options = self._options(canonical)
         if (found := self._opened.get((canonical, options))) is not None:

@@ -45,7 +45,7 @@ def compile_kernel(kernel: UOp, device: Compiled) -> CompiledKernel:
     CompileError says which kernel and carries its source; TypeError names a dtype that the device
     lacks, and the devices that have it.
     """
-    key = (kernel, device.name, device.target, bool(NOOPT), bool(STRICT_REDUCE))
+    key = (kernel, device, bool(NOOPT), bool(STRICT_REDUCE))
     with _lock:
         found = _kernels.get(key)
         if found is not None:
@@ -117,49 +117,36 @@ def run_schedule(
     `values` are those of the schedule's variables. Temporaries share an arena for each device,
     which is given back at the end.
     """
+    devices = {name: Device[name] for name in {slot.device for slot in schedule.slots}}
+    arenas = {name: Buffer(name, nbytes, dtypes.uint8) for name, nbytes in schedule.arena.items()}
     buffers: list[Buffer | None] = list(inputs)
-    arenas = {
-        device: Buffer(device, nbytes, dtypes.uint8)
-        for device, nbytes in schedule.arena.items()
-        if nbytes
-    }
-    memory: list[Any] = []  # of each slot
-    for k, slot in enumerate(schedule.slots):
+    memory: list[Any] = [buffer.memory for buffer in inputs]  # of each slot
+    for slot in schedule.slots[len(inputs) :]:
         if slot.role == "temp":
-            if k >= len(buffers):
-                buffers.append(None)
-            size = slot.nbytes
-            allocator = Device[slot.device].allocator
-            arena = arenas.get(slot.device)
-            memory.append(
-                None
-                if arena is None or not size
-                else allocator._offset(arena.memory, size, slot.offset)
-            )
-            continue
-        if k >= len(inputs):
-            count = slot.nbytes // slot.dtype.itemsize
-            buffers.append(Buffer(slot.device, count, slot.dtype))
-        buffer = buffers[k]
-        assert buffer is not None
-        memory.append(buffer.memory)
+            arena, allocator = arenas[slot.device], devices[slot.device].allocator
+            memory.append(allocator._offset(arena.memory, slot.nbytes, slot.offset))
+            buffers.append(None)
+        else:
+            buffer = Buffer(slot.device, slot.nbytes // slot.dtype.itemsize, slot.dtype)
+            memory.append(buffer.memory)
+            buffers.append(buffer)
     for item in schedule.items:
-        slot = schedule.slots[item.slots[0]]
-        if not slot.nbytes:
+        if not schedule.slots[item.slots[0]].nbytes:
             continue  # nothing to compute, and loops must not be empty
         if item.kernel.op is Ops.COPY:
             _copy(schedule, item, memory)
         else:
-            _launch(item, memory, values)
+            _launch(item, devices[item.device], memory, values)
     return buffers
 
 
-def _launch(item: ScheduleItem, memory: list[Any], values: dict[str, int]) -> None:
-    device = Device[item.device]
+def _launch(
+    item: ScheduleItem, device: Compiled, memory: list[Any], values: dict[str, int]
+) -> None:
     kernel = compile_kernel(item.kernel, device)
     buffers = tuple([memory[item.slots[k]] for k in kernel.slots])
     variables = tuple([values[name] for name in kernel.variables])
-    seconds = None
+    program, seconds = kernel.program, None
     if DEBUG >= 2:
         device.synchronize()
         start = time.perf_counter()
@@ -168,7 +155,6 @@ def _launch(item: ScheduleItem, memory: list[Any], values: dict[str, int]) -> No
         seconds = time.perf_counter() - start
     else:
         kernel.call(buffers, variables)
-    program = kernel.program
     _count(program.flops, program.nbytes, seconds)
     if seconds is not None:
         _print_line(item.device, program.name, seconds, program.flops, program.nbytes)
