@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Self
+from typing import Self
 
 from tiny._core.ops import Ops
 from tiny.dtype import (
@@ -132,7 +132,7 @@ class ProcessingMixin(ReduceMixin):
 
     # ------------------------------------------------------------ pooling
 
-    def _pool_input(
+    def _pool_padding(
         self,
         what: str,
         kernel: tuple[int, ...],
@@ -140,13 +140,13 @@ class ProcessingMixin(ReduceMixin):
         dilation: Sizes,
         padding: Sizes,
         ceil_mode: bool,
-        value: Any,
-    ) -> Self:
-        """Padded with `value`; in ceil mode far enough for windows that begin inside."""
+    ) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+        """The padding asked for, and what ceil mode adds: room for windows that begin inside."""
         k = len(kernel)
         if self.ndim < k:
             raise ValueError(f"{what}: a window of {kernel} needs {k} dimensions, got {self.shape}")
         pads = self._window_padding(what, padding, k)
+        extra = [(0, 0)] * self.ndim
         if ceil_mode:
             dilations = make_tuple(dilation, k)
             for axis, (w, s, d) in enumerate(
@@ -157,8 +157,8 @@ class ProcessingMixin(ReduceMixin):
                 windows = ceildiv(free, s) + 1
                 if (windows - 1) * s >= self.shape[axis] + before:
                     windows -= 1  # it would begin in the padding after the end
-                pads[axis] = (before, after + max(0, (windows - 1) * s - free))
-        return self.pad(pads, value=value)
+                extra[axis] = (0, max(0, (windows - 1) * s - free))
+        return pads, extra
 
     def max_pool2d(
         self,
@@ -172,7 +172,9 @@ class ProcessingMixin(ReduceMixin):
         kernel = make_tuple(kernel_size, 2)
         strides = kernel if stride is None else make_tuple(stride, len(kernel))
         x = self._strong()
-        x = x._pool_input("max_pool2d", kernel, strides, dilation, padding, ceil_mode, x.dtype.min)
+        pads, extra = x._pool_padding("max_pool2d", kernel, strides, dilation, padding, ceil_mode)
+        both = [(lo, hi + more) for (lo, hi), (_, more) in zip(pads, extra, strict=True)]
+        x = x.pad(both, value=x.dtype.min)
         return x._pool(kernel, strides, dilation).max(tuple(range(-len(kernel), 0)))
 
     def avg_pool2d(
@@ -191,20 +193,19 @@ class ProcessingMixin(ReduceMixin):
         kernel = make_tuple(kernel_size, 2)
         strides = kernel if stride is None else make_tuple(stride, len(kernel))
         axes = tuple(range(-len(kernel), 0))
-
-        def windows(x: Self, padded: Sizes) -> Self:
-            x = x._pool_input("avg_pool2d", kernel, strides, dilation, padded, ceil_mode, 0)
-            return x._pool(kernel, strides, dilation)
-
         x = self._as_float()
-        if not ceil_mode and (count_include_pad or not any(make_tuple(padding, 1))):
-            return windows(x, padding).mean(axes)
-        ones = x._scalar(1.0, x.dtype)._broadcast_to(self.shape)
-        if count_include_pad:
-            pads = self._window_padding("avg_pool2d", padding, len(kernel))
-            x, padding = x.pad(pads), 0
-            ones = x._scalar(1.0, x.dtype)._broadcast_to(x.shape)
-        return windows(x, padding).sum(axes) / windows(ones, padding).sum(axes)
+        pads, extra = x._pool_padding("avg_pool2d", kernel, strides, dilation, padding, ceil_mode)
+        padded = x.pad(pads)
+        windows = padded.pad(extra)._pool(kernel, strides, dilation)
+        uncounted = [*extra, *([] if count_include_pad else pads)]
+        if not any(lo or hi for lo, hi in uncounted):
+            return windows.mean(axes)
+        one = x._scalar(1.0, x.dtype)
+        counted = one._broadcast_to(padded.shape)
+        if not count_include_pad:
+            counted = one._broadcast_to(x.shape).pad(pads)
+        counts = counted.pad(extra)._pool(kernel, strides, dilation).sum(axes)
+        return windows.sum(axes) / counts
 
     # ------------------------------------------------------------ indexing by values
 
