@@ -17,7 +17,7 @@ cdef class PatternMatcher:
     cdef void *c_entries[72]      # by root op; see Entry in match.pyx
     cdef int c_counts[72]
     cdef void *c_block
-    cdef dict c_sums
+    cdef object c_sums            # sums with other matchers, by id, while they live
     cdef object __weakref__
     cdef int _join(self, tuple tables) except -1
 

@@ -8,7 +8,7 @@ sources. The drivers are iterative: no depth of a graph or of a chain of rewrite
 
 cimport cython
 from cpython.float cimport PyFloat_AS_DOUBLE, PyFloat_CheckExact
-from cpython.ref cimport PyObject
+from cpython.ref cimport PyObject, PyTypeObject
 from cpython.tuple cimport PyTuple_New
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc, realloc
@@ -39,6 +39,7 @@ cdef extern from "Python.h":
     PyObject *borrowed_item "PyTuple_GET_ITEM"(PyObject *t, Py_ssize_t i)
     void set_item "PyTuple_SET_ITEM"(PyObject *t, Py_ssize_t i, PyObject *o)
     Py_ssize_t length_of "PyTuple_GET_SIZE"(PyObject *t)
+    PyTypeObject *type_of "Py_TYPE"(PyObject *o)
 
 cdef extern from *:
     """
@@ -87,6 +88,14 @@ cdef enum:
 cdef struct Choice:
     Ins *ins
     int order
+
+cdef struct Match:
+    PyObject *reg[MAX_REGISTERS]
+    Choice choices[MAX_CHOICES]
+    int depth               # of choices
+    Ins *end                # where the last match ended
+    Ins *code
+    PyObject **constants
 
 cdef struct Rule:
     PyObject *function
@@ -573,19 +582,21 @@ cdef class PatternMatcher:
     def __add__(PatternMatcher self, PatternMatcher other not None):
         cdef PatternMatcher both
         if self.c_sums is None:
-            self.c_sums = {}
+            self.c_sums = weakref.WeakValueDictionary()
         # remembered while somebody uses it: `a + b` written inside a function is one matcher
-        found = self.c_sums.get(id(other))
-        both = found() if found is not None else None
+        both = self.c_sums.get(id(other))
         if both is None or both.tables != self.tables + other.tables:
             both = PatternMatcher.__new__(PatternMatcher)
             both._join(self.tables + other.tables)
-            self.c_sums[id(other)] = weakref.ref(both)
+            self.c_sums[id(other)] = both
         return both
 
-    def rewrite(self, Node uop not None, ctx=None):
+    @cython.binding(False)  # a plain method: called more than any other
+    def rewrite(self, uop, ctx=None):
         """What the first rule that applies makes of the node; None if none does."""
-        return rewrite_node(self, uop, ctx)
+        if not is_node(uop):
+            raise TypeError(f"a matcher rewrites UOps, got {uop!r}")
+        return apply(self, <Node>uop, ctx, True)
 
     def judge(self, Node uop not None, ctx=None) -> tuple:
         """(what the first rule that applies returned, whatever it is, and the rule's name).
@@ -614,9 +625,9 @@ cdef inline int fit(int first, int second, int wanted) noexcept nogil:
         (wanted >> 8 == 0 or second == wanted >> 8)
 
 
-cdef int run(Ins *code, Ins *ip, PyObject **reg, PyObject **constants, Choice *choices,
-             int *depth, Ins **end) except -1:
-    """Match on from `ip`, or with the next choice if it is NULL. 1: at *end, a match; 0: none."""
+cdef int run(Match *m, Ins *ip) except -1:
+    """Match on from `ip`, or with the next choice if it is NULL. 1: a match, at m.end; 0: none."""
+    cdef PyObject **reg = m.reg
     cdef bint ok = ip != NULL
     cdef int i, op, other
     cdef PyObject *src
@@ -634,8 +645,8 @@ cdef int run(Ins *code, Ins *ip, PyObject **reg, PyObject **constants, Choice *c
                         reg[ip.reg] = borrowed_item(src, 0)
                         reg[ip.reg + 1] = borrowed_item(src, 1)
                         if i & 2 and reg[ip.reg] != reg[ip.reg + 1]:
-                            choices[depth[0]].ins = ip
-                            depth[0] += 1
+                            m.choices[m.depth].ins = ip
+                            m.depth += 1
                     elif i:
                         reg[ip.reg] = borrowed_item(src, 1)
                         reg[ip.reg + 1] = borrowed_item(src, 0)
@@ -650,9 +661,9 @@ cdef int run(Ins *code, Ins *ip, PyObject **reg, PyObject **constants, Choice *c
                 src = <PyObject *>(<Node>reg[ip.a]).src
                 for i in range(ip.b):
                     reg[ip.reg + i] = borrowed_item(src, i)
-                choices[depth[0]].ins = ip
-                choices[depth[0]].order = 0
-                depth[0] += 1
+                m.choices[m.depth].ins = ip
+                m.choices[m.depth].order = 0
+                m.depth += 1
             elif ip.kind == I_CHILD:
                 reg[ip.reg] = borrowed_item(<PyObject *>(<Node>reg[ip.a]).src, ip.b)
             elif ip.kind == I_LENGTH:
@@ -672,58 +683,59 @@ cdef int run(Ins *code, Ins *ip, PyObject **reg, PyObject **constants, Choice *c
             elif ip.kind == I_AT_LEAST:
                 ok = length_of(<PyObject *>(<Node>reg[ip.reg]).src) >= ip.x
             elif ip.kind == I_ARG:
-                ok = arg_equals((<Node>reg[ip.reg]).arg, <object>constants[ip.x])
+                ok = arg_equals((<Node>reg[ip.reg]).arg, <object>m.constants[ip.x])
             elif ip.kind == I_TAGS:
-                ok = (<Node>reg[ip.reg]).tag in <tuple>constants[ip.x]
+                ok = (<Node>reg[ip.reg]).tag in <tuple>m.constants[ip.x]
             elif ip.kind == I_ALL:
-                ok = match_all(code, ip, reg, constants)
+                ok = match_all(m, ip)
             elif ip.kind == I_END:
-                end[0] = ip
+                m.end = ip
                 return 1
             ip += 1
         else:
             # take the last choice another way
-            if depth[0] == 0:
+            if m.depth == 0:
                 return 0
-            choice = choices[depth[0] - 1].ins
+            choice = m.choices[m.depth - 1].ins
             ip = choice + 1
             ok = True
             if choice.kind == I_PAIR:
                 src = reg[choice.reg]
                 reg[choice.reg] = reg[choice.reg + 1]
                 reg[choice.reg + 1] = src
-                depth[0] -= 1
+                m.depth -= 1
                 continue
-            choices[depth[0] - 1].order += 1
-            if choices[depth[0] - 1].order == ORDER_COUNT[choice.b]:
-                depth[0] -= 1
+            m.choices[m.depth - 1].order += 1
+            if m.choices[m.depth - 1].order == ORDER_COUNT[choice.b]:
+                m.depth -= 1
                 ok = False
                 continue
             src = <PyObject *>(<Node>reg[choice.a]).src
             for i in range(choice.b):
                 reg[choice.reg + i] = borrowed_item(
-                    src, ORDERS[choice.b][choices[depth[0] - 1].order][i])
+                    src, ORDERS[choice.b][m.choices[m.depth - 1].order][i])
 
 
-cdef bint match_all(Ins *code, Ins *all_, PyObject **reg, PyObject **constants) except -1:
+cdef bint match_all(Match *m, Ins *all_) except -1:
     """Whether all sources of a node, from one on, match a block. Recurses on the pattern only."""
-    cdef Choice choices[MAX_CHOICES]
-    cdef int depth, matched
-    cdef Ins *end
+    cdef Match inner
+    cdef int matched
     cdef Ins *alternative
-    cdef PyObject *src = <PyObject *>(<Node>reg[all_.a]).src
+    cdef PyObject *src = <PyObject *>(<Node>m.reg[all_.a]).src
     cdef Py_ssize_t i
+    inner.code, inner.constants = m.code, m.constants
+    memcpy(inner.reg, m.reg, all_.reg * sizeof(void *))
     for i in range(all_.b, length_of(src)):
-        alternative = code + all_.x
+        alternative = m.code + all_.x
         while True:
-            reg[all_.reg] = borrowed_item(src, i)
-            depth = 0
-            matched = run(code, alternative + 1, reg, constants, choices, &depth, &end)
+            inner.reg[all_.reg] = borrowed_item(src, i)
+            inner.depth = 0
+            matched = run(&inner, alternative + 1)
             if matched:
                 break
             if alternative.x == 0:
                 return False
-            alternative = code + alternative.x
+            alternative = m.code + alternative.x
     return True
 
 
@@ -755,17 +767,29 @@ cdef bint all_integral(Node node) noexcept:
     return True
 
 
+cdef PyTypeObject *node_type = NULL  # the class of nodes, once one has been seen
+
+
+cdef inline bint is_node(object x) noexcept:
+    """isinstance(x, Node), without going through the bases of its class each time."""
+    global node_type
+    if type_of(<PyObject *>x) == node_type:
+        return True
+    if isinstance(x, Node):
+        node_type = type_of(<PyObject *>x)
+        return True
+    return False
+
+
 cdef PyObject *fired = NULL  # name of the rule that gave the last result; read it at once
 
 
 cdef object apply(PatternMatcher matcher, Node node, object ctx, bint checked):
     """The result of the first rule that applies, or None."""
     global fired
-    cdef PyObject *reg[MAX_REGISTERS]
-    cdef Choice choices[MAX_CHOICES]
+    cdef Match m
     cdef Entry *entry = <Entry *>matcher.c_entries[node.c_op]
-    cdef int depth, integral = -1, i
-    cdef Ins *end
+    cdef int integral = -1, i
     cdef Ins *ip
     cdef uint64_t missing = ~node.c_sources
     cdef object result
@@ -777,16 +801,17 @@ cdef object apply(PatternMatcher matcher, Node node, object ctx, bint checked):
                 integral = all_integral(node)
             if not integral:
                 continue
-        reg[0] = <PyObject *>node
-        depth = 0
+        m.reg[0] = <PyObject *>node
+        m.depth = 0
+        m.code, m.constants = entry[i].rule.code, entry[i].rule.constants
         ip = entry[i].start
-        while run(entry[i].rule.code, ip, reg, entry[i].rule.constants, choices, &depth, &end):
-            result = call(entry[i].rule, end, reg, ctx)
+        while run(&m, ip):
+            result = call(entry[i].rule, m.end, m.reg, ctx)
             if result is not None:
                 if not checked:
                     fired = entry[i].rule.name
                     return result
-                if not isinstance(result, Node):
+                if not is_node(result):
                     raise TypeError(
                         f"rule {<str>entry[i].rule.name} returned {result!r} for {describe(node)}; "
                         "a rule returns a node, or None when it does not apply"
@@ -808,11 +833,9 @@ cdef object call(Rule *rule, Ins *end, PyObject **reg, object ctx):
     """Call a right-hand side with the captures that it asked for."""
     cdef PyObject *arguments[MAX_ARGUMENTS + 1]
     cdef PyObject **args = arguments + 1  # the callee may use the place before
-    cdef uint8_t slots[MAX_ARGUMENTS]
+    cdef uint8_t *slots = <uint8_t *>&end.x  # and on into v
     cdef int i
     cdef PyObject *result
-    memcpy(slots, &end.x, 4)
-    memcpy(slots + 4, &end.v, 8)
     for i in range(end.reg):
         if slots[i] < DEFAULT:
             args[i] = reg[slots[i]]
@@ -877,6 +900,7 @@ cdef struct Frame:
     int64_t generation      # rewrites that led here, one out of another
     int32_t next_source     # -1: before the rules that come before the sources
     bint changed            # a source has become another
+    bint settled            # its sources are results: no need to look
 
 cdef struct Run:
     PointerMap results      # owns its keys and values; in progress: BUSY
@@ -950,7 +974,7 @@ cdef int push(Run *r, PyObject *key, int64_t generation) except -1:
     f.first_form = r.form_count
     f.generation = generation
     f.next_source = -1
-    f.changed = False
+    f.changed = f.settled = False
     r.depth += 1
     return 0
 
@@ -966,7 +990,8 @@ cdef int finish(Run *r, PyObject *result) except -1:
     return 0
 
 
-cdef int become(Run *r, PyObject *node, PyObject *rule, Node root, object name) except -1:
+cdef int become(Run *r, PyObject *node, PyObject *rule, bint settled, Node root,
+                object name) except -1:
     """The top frame goes on as another node, or is finished if that has a result already."""
     cdef Frame *f = &r.frames[r.depth - 1]
     cdef PyObject *known = pmap_get(&r.results, node)
@@ -992,6 +1017,7 @@ cdef int become(Run *r, PyObject *node, PyObject *rule, Node root, object name) 
     f.current = node
     f.next_source = -1
     f.changed = False
+    f.settled = settled
     return 0
 
 
@@ -1104,7 +1130,7 @@ cdef Node drive(Node root, PatternMatcher matcher, PatternMatcher before, Pointe
                         if walk:
                             finish(&r, <PyObject *>new)
                         else:
-                            become(&r, <PyObject *>new, fired, root, name)
+                            become(&r, <PyObject *>new, fired, False, root, name)
                         continue
                 if replaced != NULL:
                     known = pmap_get(replaced, <PyObject *>node)
@@ -1112,12 +1138,12 @@ cdef Node drive(Node root, PatternMatcher matcher, PatternMatcher before, Pointe
                         if walk:
                             finish(&r, known)
                         else:
-                            become(&r, known, NULL, root, name)
+                            become(&r, known, NULL, False, root, name)
                         continue
                 f.next_source = 1 if node.c_op == OP_FUNCTION and not enter_calls else 0
             src = <PyObject *>node.src
             n = length_of(src)
-            while f.next_source < n:
+            while f.next_source < n and not f.settled:
                 child = borrowed_item(src, f.next_source)
                 known = pmap_get(&r.results, child)
                 if known == NULL:
@@ -1128,13 +1154,13 @@ cdef Node drive(Node root, PatternMatcher matcher, PatternMatcher before, Pointe
                 elif known != child:
                     f.changed = True
                 f.next_source += 1
-            if f.next_source < n:
+            if f.next_source < n and not f.settled:
                 push(&r, child, f.generation)
                 continue
             if f.changed:
                 new = rebuilt(&r, node)
                 if not walk:
-                    become(&r, <PyObject *>new, NULL, root, name)
+                    become(&r, <PyObject *>new, NULL, True, root, name)
                     continue
                 node = new
             new = rewrite_node(matcher, node, ctx) if matcher is not None else None
@@ -1149,7 +1175,7 @@ cdef Node drive(Node root, PatternMatcher matcher, PatternMatcher before, Pointe
             elif walk:
                 finish(&r, <PyObject *>new)
             else:
-                become(&r, <PyObject *>new, fired, root, name)
+                become(&r, <PyObject *>new, fired, False, root, name)
         return <Node>pmap_get(&r.results, <PyObject *>root)
     finally:
         map_free(&r.results)
