@@ -814,11 +814,19 @@ class Tensor(CastsMixin):
         return runtime().realize([copy])[copy]
 
     def data(self) -> memoryview:
-        """The memory of the values, shared, in the order of the elements; it keeps it alive."""
+        """The memory of the values, shared, in the order of the elements; it keeps it alive.
+
+        Of bfloat16 and eight-bit floats: their bytes.
+        """
+        import numpy as np
+
         if self.uop.op is Ops.CONST or 0 in self.shape:
             array = self.numpy()
-            return array.data if strong_dtype(self.dtype).fmt else array.view("uint8").data
-        return runtime().host_view(self._in_order())
+        else:
+            memory = runtime().host_view(self._in_order())
+            array = np.frombuffer(memory, _to_np_dtype(self.dtype)).reshape(self.shape)
+        # ml_dtypes have no format of their own
+        return array.data if strong_dtype(self.dtype).fmt else array.view(np.uint8).data
 
     def tolist(self) -> Any:
         """The values as nested lists of Python numbers; of a scalar the number."""
