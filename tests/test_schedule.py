@@ -37,6 +37,7 @@ from tensor_graphs import (
 )
 
 from tiny.dtype import dtypes
+from tiny.gradient import compute_gradient
 from tiny.uop.ops import Ops, UOp
 
 
@@ -189,3 +190,107 @@ def test_workloads_are_computed_in_few_kernels(name):
     make, kernels, stored = WORKLOADS[name]
     stats = check(make()).schedule.stats
     assert (stats.kernels, stats.stored_nbytes) == (kernels, stored)
+
+
+# ---------------------------------------------------------------- what kernels look like
+
+
+def kernels_of(*roots: UOp) -> list[UOp]:
+    return [item.kernel for item in check(*roots).schedule.items]
+
+
+def sizes_of(kernel: UOp) -> list[int]:
+    """The sizes of its loops by axis."""
+    loops = [n for n in kernel.postorder() if n.op is Ops.RANGE]
+    return [loop.src[0].arg for loop in sorted(loops, key=lambda r: r.arg.axis)]
+
+
+def divisions(kernel: UOp) -> int:
+    return sum(n.op in (Ops.FLOORDIV, Ops.FLOORMOD) for n in kernel.postorder())
+
+
+def loads(kernel: UOp) -> list[UOp]:
+    target = kernel.src[0].src[0]
+    return [n for n in kernel.postorder() if n.op is Ops.INDEX and n is not target]
+
+
+def test_equal_computations_make_one_kernel():
+    a, b = kernels_of(softmax(buffer(16, 32)), softmax(buffer(16, 32)))
+    assert a is b
+
+
+def test_a_loop_read_back_in_pieces_is_split():
+    x, w = buffer(2, 3, 6, 6), buffer(4, 12)
+    # windows of 2 x 2, flattened with the channels: read back as r // 4, r // 2 % 2, r % 2
+    rows = permute(unfold(unfold(x, 3, 2), 2, 2), 0, 2, 4, 1, 3, 5)
+    rows = reshape(rows, 2 * 5 * 5, 3 * 2 * 2)
+    (kernel,) = kernels_of(matmul(rows, permute(w, 1, 0)))
+    assert sizes_of(kernel)[-3:] == [3, 2, 2]
+    assert divisions(kernel) == 0
+
+
+def test_a_loop_whose_pieces_are_one_address_stays_whole():
+    (kernel,) = kernels_of(relu(reshape(buffer(4, 6), 24)))
+    assert sizes_of(kernel) == [24]
+
+
+def test_loops_of_a_hoisted_reduction_are_outermost():
+    (kernel,) = kernels_of(softmax(buffer(64, 96), 0))
+    assert sizes_of(kernel)[:2] == [96, 64]
+
+
+def test_a_padded_load_is_gated_and_needs_no_choice():
+    (kernel,) = kernels_of(pad(buffer(4, 5), (1, 2), (0, 3)))
+    (load,) = loads(kernel)
+    assert len(load.src) == 4
+    assert kernel.src[0].src[1] is load
+
+
+def test_a_load_in_bounds_has_no_gate_behind_a_pad():
+    x, scale = buffer(3, 5), buffer(3, 1)
+    (kernel,) = kernels_of(pad(mul(x, expand(scale, 3, 5)), (0, 0), (2, 2)))
+    gates = {load.src[0].arg.shape: len(load.src) - 3 for load in loads(kernel)}
+    assert gates == {(3, 5): 1, (3, 1): 0}
+
+
+def test_the_gradient_of_a_convolution_is_one_sum_over_its_taps():
+    x, w = buffer(2, 3, 9, 9), buffer(4, 3, 3, 3)
+    y = conv2d(x, w)
+    (kernel,) = kernels_of(compute_gradient(y, buffer(*y.shape), {x})[x])
+    (reduction,) = [n for n in kernel.postorder() if n.op is Ops.REDUCE]
+    assert sorted(loop.src[0].arg for loop in reduction.src[1:]) == [3, 3, 4]
+    gates = {load.src[0].arg.shape: len(load.src) - 5 for load in loads(kernel)}
+    assert gates == {(2, 4, 7, 7): 1, (4, 3, 3, 3): 0}
+
+
+def test_an_arange_needs_no_loop():
+    (kernel,) = kernels_of(arange(100))
+    assert sizes_of(kernel) == [100]
+    assert not any(n.op is Ops.REDUCE for n in kernel.postorder())
+
+
+def test_a_triangle_needs_no_loop():
+    n = 12
+    rows, columns = (expand(reshape(arange(n), *s), n, n) for s in ((n, 1), (1, n)))
+    (kernel,) = kernels_of(op(Ops.CMPLT, rows, columns))
+    assert not any(u.op is Ops.REDUCE for u in kernel.postorder())
+
+
+def test_mean_and_square_mean_share_their_loops():
+    x = buffer(16, 30)
+    both = add(mean(x, 1), mean(mul(x, x), 1))
+    (kernel,) = kernels_of(both)
+    assert sizes_of(kernel) == [16, 30]
+
+
+def test_reductions_that_depend_on_each_other_have_loops_of_their_own():
+    (kernel,) = kernels_of(softmax(buffer(8, 30)))
+    assert sizes_of(kernel) == [8, 30, 30, 30]
+
+
+def test_incomparable_hoisted_reductions_are_not_in_one_kernel():
+    x = buffer(40, 50)
+    y = add(expand(reduce(x, 0), 40, 50), expand(reduce(x, 1), 40, 50))
+    bound = check(mul(x, y))
+    assert bound.schedule.stats.kernels == 2
+    assert "other loops" in bound.schedule.items[0].reason

@@ -211,10 +211,8 @@ class _Builder:
             source = r.src[0]
             r.value, r.gate = source.value, source.gate
             if r.extra and not set(r.extra) <= set(r.gate):
-                zero = UOp.const(0, node.dtype)
-                r.gate = ()
-                if r.value is not zero:
-                    r.value = UOp(Ops.WHERE, node.dtype, (conjunction(r.extra), r.value, zero))
+                assert r.value is not None
+                r.gate, r.value = (), gated(conjunction(r.extra), r.value)
 
     def reduce(self, node: UOp, r: Request) -> UOp:
         """The expression of a REDUCE; by counting, or a constant, where that does it."""
@@ -228,8 +226,7 @@ class _Builder:
             value, loops = closed_sum(value, loops)
         if not loops:
             return value
-        if value.op is Ops.REDUCE and value.arg.op is op:  # a sum of sums is one sum
-            value, loops = value.src[0], (*loops, *value.src[1:])
+        value, loops = joined(op, value, loops)
         return UOp(Ops.REDUCE, node.dtype, (value, *loops), ReduceArg(op, ()))
 
     def finish(self, i: int, kernel: Kernel) -> list[Draft]:
@@ -326,6 +323,37 @@ def _replaced(root: UOp, old: UOp, by: UOp) -> UOp:
             src = tuple([new[s] for s in node.src])
             new[node] = node if src == node.src else UOp(node.op, node.dtype, src, node.arg)
     return new[root]
+
+
+def gated(condition: UOp, value: UOp) -> UOp:
+    """The value where the condition holds, 0 elsewhere."""
+    if value.dtype is dtypes.bool:
+        return simplify(condition & value)
+    zero = UOp.const(0, value.dtype)
+    if value is zero:
+        return zero
+    if value.op is Ops.WHERE and value.src[2] is zero:
+        condition, value = simplify(condition & value.src[0]), value.src[1]
+    return UOp(Ops.WHERE, value.dtype, (condition, value, zero))
+
+
+def joined(op: Ops, value: UOp, loops: Sequence[UOp]) -> tuple[UOp, Sequence[UOp]]:
+    """A reduction of a reduction by the same operation, as one over the loops of both.
+
+    A sum of sums under a condition is one sum too: the order of a REDUCE is free, and what the
+    condition leaves out adds 0. Left alone if the inner one does not depend on the outer loops.
+    """
+    inner, condition = value, None
+    if op is Ops.ADD and value.op is Ops.WHERE and value.src[2] is UOp.const(0, value.dtype):
+        condition, inner = value.src[0], value.src[1]
+    if inner.op is not Ops.REDUCE or inner.arg.op is not op:
+        return value, loops
+    if not set(loops) <= set(inner.postorder()):
+        return value, loops
+    body = inner.src[0]
+    if condition is not None:
+        body = gated(condition, body)
+    return body, (*loops, *inner.src[1:])
 
 
 def conjunction(clauses: Clauses) -> UOp:

@@ -39,7 +39,7 @@ PROLOGUE_WORK = 16  # an operand of a contraction may do this much work for each
 BROADCAST_WORK, BROADCAST_COUNT = 16, 8  # more work, repeated more often, in an inner loop
 LOOSE_RATIO = 2.5  # points evaluated for each element needed; gated points count in part
 REDUCE_RATIO = 1.25
-NESTED_REDUCE = 16  # a reduction this long may run inside the loop of another
+NESTED_REDUCE = 16  # a reduction this long may run in the loop of another, or more than once
 ROW_NBYTES = 256 << 10  # a row this long stays in the cache between the loops over it
 FEWEST_ROWS = 4
 
@@ -352,9 +352,9 @@ class _Walk:
                 return self.why_broadcast_apart(i, r)
         bound = max(g.nodes[i].dtype.itemsize, LEAST_ITEMSIZE) * (1 + wanted)
         again = (wanted - 1) * nbytes
-        if wanted <= MOST_REQUESTS:
+        if wanted <= MOST_REQUESTS and costs.foot[i] <= NESTED_REDUCE:
             if reused:
-                if work <= PROLOGUE_WORK and again <= bound and g.kind[i] != REDUCE:
+                if work <= PROLOGUE_WORK and again <= bound:
                     return ""
             elif again + (max(ratio, wanted) - 1) * work / OPERATIONS_A_BYTE <= bound:
                 return ""

@@ -6,10 +6,12 @@ that no division is left. One whose pieces are put together again in a flat addr
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from tiny._core.symbolic import simplify
 from tiny.dtype import dtypes
+from tiny.schedule.bounds import shorter_loops, without_needless_gates
 from tiny.uop.ops import Ops, RangeArg, UOp
 
 _DIVISIONS = (Ops.FLOORDIV, Ops.FLOORMOD)
@@ -24,37 +26,42 @@ def settle_loops(sink: UOp, scopes: Sequence[int]) -> UOp:
     nodes = sink.postorder()
     loops = [n for n in nodes if n.op is Ops.RANGE]
     cuts = _find_cuts(nodes) if any(n.op in _DIVISIONS for n in nodes) else {}
+    shorter = shorter_loops(nodes)
 
-    def place(loop: UOp) -> tuple[int, int, int]:
+    def place(loop: UOp) -> tuple[int, float, int]:
         axis, kind = loop.arg
-        outside = [s.bit_count() for s in scopes if s >> axis & 1]
-        return (int(kind), min(outside, default=len(loops)), axis)
+        around = [s.bit_count() for s in scopes if s >> axis & 1]
+        return (int(kind), min(around, default=math.inf), axis)
 
     loops.sort(key=place)
     pieces: dict[UOp, tuple[list[UOp], UOp]] = {}  # by loop: the loops it becomes, its value
     axis = 0
     changed = False
     for loop in loops:
+        sizes, step = [loop.src[0]], 1  # the outermost first; a step of that in the old loop
+        if loop in shorter:
+            sizes = [UOp.const(shorter[loop], dtypes.index)]
+        elif loop in cuts:
+            ends = [*cuts[loop], loop.src[0].arg]
+            inner = [b // a for a, b in zip([1, *ends], ends, strict=False)]
+            sizes, step = [UOp.const(n, dtypes.index) for n in reversed(inner)], ends[-2]
         parts: list[UOp] = []
         value: UOp = UOp.const(0, dtypes.index)
-        points = [1, *cuts.get(loop, ())]
-        for k in range(len(points) - 1, -1, -1):
-            if k == len(points) - 1:
-                end = (
-                    loop.src[0] if k == 0 else UOp.const(loop.src[0].arg // points[k], dtypes.index)
-                )
-            else:
-                end = UOp.const(points[k + 1] // points[k], dtypes.index)
-            part = UOp(Ops.RANGE, dtypes.index, (end,), RangeArg(axis, loop.arg.kind))
+        for k, size in enumerate(sizes):
+            part = UOp(Ops.RANGE, dtypes.index, (size,), RangeArg(axis, loop.arg.kind))
             axis += 1
             parts.append(part)
-            value = part * points[k] if k == len(points) - 1 else value + part * points[k]
-        pieces[loop] = (parts, parts[0] if len(parts) == 1 else simplify(value))
+            value = value + part * step
+            if k + 1 < len(sizes):
+                step //= sizes[k + 1].arg
+        pieces[loop] = (parts, simplify(value))
         changed = changed or pieces[loop][1] is not loop
-    return _with_loops(nodes, pieces) if changed else sink
+    return _with_loops(nodes, pieces, shorter) if changed else sink
 
 
-def _with_loops(nodes: list[UOp], pieces: dict[UOp, tuple[list[UOp], UOp]]) -> UOp:
+def _with_loops(
+    nodes: list[UOp], pieces: dict[UOp, tuple[list[UOp], UOp]], shorter: dict[UOp, int]
+) -> UOp:
     """The graph of `nodes` (sources first, root last) with loops replaced."""
     new: dict[UOp, UOp] = {}
     for node in nodes:
@@ -69,6 +76,8 @@ def _with_loops(nodes: list[UOp], pieces: dict[UOp, tuple[list[UOp], UOp]]) -> U
                 src.append(simplify(new[s]) if s.dtype in (dtypes.index, dtypes.bool) else new[s])
             else:
                 src.append(new[s])
+        if node.op is Ops.REDUCE and any(loop in shorter for loop in node.src[1:]):
+            src[0] = without_needless_gates(src[0])
         same = len(src) == len(node.src) and all(a is b for a, b in zip(src, node.src, strict=True))
         new[node] = node if same else UOp(node.op, node.dtype, tuple(src), node.arg)
     return new[nodes[-1]]
