@@ -198,8 +198,8 @@ def test_a_matmul_has_lanes_along_columns_and_several_rows():
 
 
 def test_a_sum_of_rows_has_lanes_along_them():
-    i, r = out(64, 0), red(64, 1)
-    found = chosen(sink(param(0, 64).index(i).store(param(1, 64, 64).index(i, r).reduce(r))))
+    i, r = out(64, 0), red(4096, 1)
+    found = chosen(sink(param(0, 64).index(i).store(param(1, 64, 4096).index(i, r).reduce(r))))
     assert [o.axis for o in found[VEC]] == [1]
     assert not found[UPCAST]  # rows would share nothing
 

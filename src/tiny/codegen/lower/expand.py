@@ -33,19 +33,21 @@ _OpenLoop = tuple[int, Loop]  # with the bit of its axis
 # the units are busy. More only cost registers.
 ENOUGH_ACCUMULATORS = 8
 
-# After so many steps a sum of floats goes into another one: see _levels.
-LONG_SUM = 16
+# How many steps a sum of floats takes before it goes into another one: see _levels.
+LONG_SUM = 16  # at least, in a contraction
+SHORT_SUM = 64  # at most, in float32, before one in float64
 
 _COMBINE = {Ops.ADD: Ops.ADD, Ops.MUL: Ops.MUL, Ops.MAX: Ops.MAX}
 _COMBINE_BOOL = {Ops.ADD: Ops.OR, Ops.MUL: Ops.AND, Ops.MAX: Ops.OR}
 
 
-def expand(kernel: TiledKernel, sink: UOp) -> tuple[UOp, ...]:
+def expand(kernel: TiledKernel, sink: UOp, has_double: bool = False) -> tuple[UOp, ...]:
     """The operations of a kernel in execution order (level 4).
 
-    `sink` is the kernel's graph with flat offsets and nothing that the target lacks.
+    `sink` is the kernel's graph with flat offsets and nothing that the target lacks. With
+    `has_double`, long sums of float32 that are no contractions are carried on in float64.
     """
-    return _Expansion(kernel, sink).run()
+    return _Expansion(kernel, sink, has_double).run()
 
 
 @dataclass(slots=True)
@@ -88,8 +90,9 @@ class _Accumulator:
 
 
 class _Expansion:
-    def __init__(self, kernel: TiledKernel, sink: UOp) -> None:
+    def __init__(self, kernel: TiledKernel, sink: UOp, has_double: bool) -> None:
         self.kernel, self.sink = kernel, sink
+        self.has_double = has_double and not kernel.strict
         order = sink.postorder()
         # passes may have rewritten the sizes of ranges, so these go by number
         self.leaves = {1 << n.arg.axis: n for n in order if n.op is Ops.RANGE}
@@ -601,15 +604,18 @@ class _Expansion:
             mine: dict[tuple[Combo, Combo], _Accumulator] = {}
             for outer in self._combos(self.nodes[q].tiles):
                 for at in self._combos(separate):
-                    mine[outer, at] = _Accumulator(outer, at, self._identity(q, lane))
+                    mine[outer, at] = _Accumulator(outer, at, self._identity(q, lane, q.dtype))
             registers.append(mine)
         accumulators = [
             (q, a) for q, mine in zip(group, registers, strict=True) for a in mine.values()
         ]
-        starts = [a.value for _, a in accumulators]
         levels = self._levels(group, loops)
-        for level in levels:
-            for (_, a), start in zip(accumulators, starts, strict=True):
+        for n, level in enumerate(levels):
+            for q, a in accumulators:
+                is_wide = self._is_statistic(q) and (
+                    n + 1 < len(levels) or not self._is_short(level)
+                )
+                start = self._identity(q, lane, dtypes.float64 if is_wide else q.dtype)
                 arg = RegArg(self.next_register, start.shape[0] if start.shape else 1)
                 a.value = UOp(Ops.DEFINE_REG, start.dtype, (start,), arg)
                 a.registers.append(a.value)
@@ -637,27 +643,29 @@ class _Expansion:
             for _ in level:
                 end = self._close()
             for q, a in accumulators:
-                a.value = UOp(Ops.AFTER, q.dtype, (a.registers[n], end))
+                a.value = UOp(Ops.AFTER, a.registers[n].dtype, (a.registers[n], end))
                 self.home[a.value] = len(self.scopes) - 1
                 self.scopes[-1].lines.append(a.value)
                 if n:
-                    a.value = self._combine(q, a.registers[n - 1], a.value)
+                    total = a.registers[n - 1]
+                    a.value = self._combine(q, total, self._as(a.value, total.dtype))
         for q, mine in zip(group, registers, strict=True):
             for outer in self._combos(self.nodes[q].tiles):
                 values = [mine[outer, at].value for at in self._combos(separate)]
                 total = self._tree(q, values)
                 if lane is not None:
                     total = self._horizontal(q, total)
-                self._remember(q, outer, total)
+                self._remember(q, outer, self._as(total, q.dtype))
         self.scopes += inner
         self.depths.clear()
 
     def _levels(self, group: list[UOp], loops: list[_OpenLoop]) -> list[list[_OpenLoop]]:
         """The loops of a reduction, outermost first, cut where the sum so far is put aside.
 
-        A long sum of floats is a sum of sums, each of about as many terms as loops allow: its
-        error grows with the length of the longest of them, not with that of the whole (Higham,
-        SIAM J. Sci. Comput. 1993).
+        A long sum of floats is a sum of sums: its error grows with the length of the longest of
+        them, not with that of the whole (Higham, SIAM J. Sci. Comput. 1993). A sum that is no
+        contraction, such as a mean or a variance, is carried on in float64, which costs little
+        beside what it loads; it has two levels, the inner one short and in float32.
         """
         if not loops:
             return []
@@ -665,15 +673,37 @@ class _Expansion:
             q.arg.op is Ops.ADD and q.dtype.kind == "f" for q in group
         ):
             return [loops]
+        if any(self._is_statistic(q) for q in group):
+            inner = len(loops)
+            while inner and self._is_short(loops[inner - 1 :]):
+                inner -= 1
+            return [level for level in (loops[:inner], loops[inner:]) if level]
         levels: list[list[_OpenLoop]] = [[]]
-        steps = 1
         for bit, loop in reversed(loops):
-            if steps >= LONG_SUM:
+            if _steps(levels[0]) >= LONG_SUM:
                 levels.insert(0, [])
-                steps = 1
             levels[0].insert(0, (bit, loop))
-            steps *= int(loop.leaf.vmax) + 1
         return levels
+
+    def _is_statistic(self, q: UOp) -> bool:
+        """Whether a REDUCE adds up float32 values or squares: no product of two things."""
+        value = q.src[0]
+        if value.op is Ops.WHERE and _is_zero(value.src[2]):
+            value = value.src[1]
+        return (
+            self.has_double
+            and q.arg.op is Ops.ADD
+            and q.dtype is dtypes.float32
+            and not (value.op is Ops.MUL and value.src[0] is not value.src[1])
+        )
+
+    @staticmethod
+    def _is_short(loops: list[_OpenLoop]) -> bool:
+        return _steps(loops) <= SHORT_SUM
+
+    def _as(self, x: UOp, dtype: DType) -> UOp:
+        """A value in another precision."""
+        return x if x.dtype is dtype else self.emit(UOp(Ops.CAST, dtype, (x,)))
 
     def _separate(self, own: list[int], accumulators: int) -> list[int]:
         """The tiles of a reduction that get accumulators of their own."""
@@ -685,16 +715,16 @@ class _Expansion:
                     accumulators *= self.tile_sizes[k]
         return found
 
-    def _identity(self, q: UOp, lane: UOp | None) -> UOp:
+    def _identity(self, q: UOp, lane: UOp | None, dtype: DType) -> UOp:
         """What a reduction starts from, in as many lanes as it has."""
         value = {Ops.ADD: 0, Ops.MUL: 1, Ops.MAX: q.dtype.min}[q.arg.op]
-        start = self.emit(UOp.const(value, q.dtype))
+        start = self.emit(UOp.const(value, dtype))
         lane = self.nodes[q.src[0]].lane if lane is None else lane
         return start if lane is None else self._wide(start, lane.src[0].arg)
 
     def _combine(self, q: UOp, a: UOp, b: UOp) -> UOp:
         op = (_COMBINE_BOOL if q.dtype is dtypes.bool else _COMBINE)[q.arg.op]
-        return self.emit(UOp(op, q.dtype, (a, b)))
+        return self.emit(UOp(op, a.dtype, (a, b)))
 
     def _accumulate(self, q: UOp, combo: Combo, total: UOp) -> UOp:
         """One step of a reduction. The product and the sum of a float are fused.
@@ -715,15 +745,15 @@ class _Expansion:
                 if not condition.arg:
                     return total
                 condition = None
-        if is_sum and value.op is Ops.MUL and q.dtype in _FUSED:
+        if is_sum and value.op is Ops.MUL and total.dtype is q.dtype and q.dtype in _FUSED:
             a, b = get(value.src[0]), get(value.src[1])
             new = self.emit(UOp(Ops.MULACC, q.dtype, (a, b, total)))
         else:
-            new = self._combine(q, total, get(value))
+            new = self._combine(q, total, self._as(get(value), total.dtype))
         if condition is None:
             return new
         condition = self._wide(condition, lanes) if lanes > 1 else condition
-        return self.emit(UOp(Ops.WHERE, q.dtype, (condition, new, total)))
+        return self.emit(UOp(Ops.WHERE, new.dtype, (condition, new, total)))
 
     def _tree(self, q: UOp, values: list[UOp]) -> UOp:
         """Several values combined two by two."""
@@ -747,7 +777,7 @@ class _Expansion:
                 x = self._combine(q, *lanes)
             else:
                 low, high = (
-                    self.emit(UOp(Ops.STACK, q.dtype, tuple(part)))
+                    self.emit(UOp(Ops.STACK, x.dtype, tuple(part)))
                     for part in (lanes[:half], lanes[half:])
                 )
                 x = self._combine(q, low, high)
@@ -759,6 +789,11 @@ _FUSED = (dtypes.float32, dtypes.float64)
 
 def _is_zero(x: UOp) -> bool:
     return x.op is Ops.CONST and x.arg == 0
+
+
+def _steps(loops: list[_OpenLoop]) -> int:
+    """How often the body of loops runs, at most."""
+    return math.prod(int(loop.count.vmax) for _, loop in loops)
 
 
 def _no_tiles(combo: Combo) -> object:

@@ -6,6 +6,7 @@ from tiny.codegen.lower.decompose import decompose
 from tiny.codegen.lower.expand import expand
 from tiny.codegen.lower.indices import flatten_indices, lower_index_division
 from tiny.codegen.lower.tiled import TiledKernel
+from tiny.dtype import dtypes
 from tiny.uop.ops import UOp
 from tiny.uop.target import Target
 
@@ -17,4 +18,4 @@ def linearize(kernel: TiledKernel, target: Target) -> tuple[UOp, ...]:
     sink = flatten_indices(kernel.sink)
     sink = decompose(sink, target)
     sink = lower_index_division(sink)
-    return expand(kernel, sink)
+    return expand(kernel, sink, has_double=dtypes.float64 in target.dtypes)

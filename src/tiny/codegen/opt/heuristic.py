@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from operator import attrgetter
 
@@ -33,6 +32,9 @@ VECTORS = (1, 2, 3, 4)
 LATENCY = 4.0  # cycles until a sum can be added to again
 PER_CYCLE = 2.0  # loads, and also arithmetic instructions
 SMALL_BODY = 96  # instructions that unrolling may make of a body
+RUNS = 100  # how often a kernel is run at least, for each time that it is compiled
+CYCLE = 3e-10  # seconds
+COMPILING = 2e-5  # seconds to compile an instruction
 
 
 @dataclass
@@ -43,7 +45,7 @@ class _Access:
     mask: int
 
 
-@dataclass
+@dataclass(eq=False)
 class _Nest:
     """The loops of reductions over the same ranges, or of stores if `reduced` is 0."""
 
@@ -58,18 +60,15 @@ class _Nest:
 def choose_opts(kernel: Kernel) -> tuple[Opt, ...]:
     """Opts for each loop nest, the one with most work first; the kernel is left as it is."""
     kernel = kernel.copy()
-    points = lambda nest: math.prod(_sizes(kernel, nest.mask)) * nest.work  # noqa: E731  # one use
-    for nest in sorted(_nests(kernel), key=points, reverse=True):
+    points = lambda nest: kernel.points(nest.mask) * nest.work  # noqa: E731  # one use
+    nests = sorted(_nests(kernel), key=points, reverse=True)
+    for nest in nests:
         taken = sum(1 << k for k, a in enumerate(kernel.axes) if a.step > 1)
         if not nest.mask & taken:
-            _tile(kernel, nest)
+            _tile(kernel, nests, nest)
         if nest.reduced:
             _unroll(kernel, nest)
     return kernel.applied_opts
-
-
-def _sizes(kernel: Kernel, mask: int) -> list[int]:
-    return [a.range.src[0].vmax for k, a in enumerate(kernel.axes) if mask >> k & 1]
 
 
 # ---------------------------------------------------------------- what a kernel does
@@ -93,7 +92,11 @@ def _nests(kernel: Kernel) -> list[_Nest]:
             nest = nests.setdefault(reduced, _Nest(0, reduced, [], [], 0.0, 0))
             nest.mask |= bits | reduced
             nest.sums += 1
-            if node.arg.op is not Ops.ADD or node.src[0].op is not Ops.MUL:
+            value = node.src[0]
+            if node.arg.op is Ops.ADD and value.op is Ops.WHERE:
+                nest.work -= 1  # a mask costs nothing
+                value = value.src[1]
+            if node.arg.op is not Ops.ADD or value.op is not Ops.MUL:
                 nest.work += 1  # else it is one instruction with the product
         elif node.op is Ops.STORE:
             nest = nests.setdefault(0, _Nest(0, 0, [], [], 0.0, 0))
@@ -139,14 +142,14 @@ def _access(index: UOp, masks: dict[UOp, int], numbers: dict[int, int]) -> _Acce
 # ---------------------------------------------------------------- tiles
 
 
-def _tile(kernel: Kernel, nest: _Nest) -> None:
+def _tile(kernel: Kernel, nests: list[_Nest], nest: _Nest) -> None:
     """Apply the cheapest tile: lanes and rows along one axis first, then rows along another."""
-    best = _Price(kernel, nest, -1, 1).tile(())
+    best = _Price(kernel, nests, nest, -1, 1).tile(())
     prices = []
     for lane in _axes(nest.mask):
         counts = _lane_counts(kernel, lane)
         if counts and kernel.allows(Opt(OptOps.VEC, lane, counts[0])):
-            prices += [_Price(kernel, nest, lane, lanes) for lanes in counts]
+            prices += [_Price(kernel, nests, nest, lane, lanes) for lanes in counts]
     for price in prices:
         best = min(best, price.tile(()), key=_tile_cost)
         for row in _row_axes(kernel, nest, price.lane):
@@ -155,7 +158,7 @@ def _tile(kernel: Kernel, nest: _Nest) -> None:
                     break
                 best = min(best, price.tile(((row, count),)), key=_tile_cost)
     if best.rows:
-        price = _Price(kernel, nest, best.lane, best.lanes)
+        price = _Price(kernel, nests, nest, best.lane, best.lanes)
         ((first, _),) = best.rows
         for second in _row_axes(kernel, nest, best.lane):
             for a in _row_counts(kernel, first) if second != first else ():
@@ -224,47 +227,52 @@ class _Tile:
 _tile_cost = attrgetter("cost")
 
 
-class _Price:
-    """The cost of tiles of a nest with given lanes, for any rows.
-
-    A cost is in cycles a point: loads or arithmetic of the body, whichever take longer, and what
-    the loop itself takes.
-    """
+class _Body:
+    """A nest's loop body with given lanes, priced for any rows."""
 
     def __init__(self, kernel: Kernel, nest: _Nest, lane: int, lanes: int) -> None:
-        self.lane, self.lanes, self.sums, self.work = lane, lanes, nest.sums, nest.work
-        full = min(kernel.vector_lanes(lane), 16) if lane >= 0 else 1
-        self.vectors = -(-lanes // full)
+        self.mask = nest.mask
+        self.lane = lane if lane >= 0 and nest.mask >> lane & 1 else -1
+        self.lanes = lanes if self.lane >= 0 else 1
+        full = min(kernel.vector_lanes(lane), 16) if self.lane >= 0 else 1
+        self.vectors = -(-self.lanes // full)
+        # how many accesses a vector takes: 10 lanes are 8 and 2, put together
+        self.pieces = 1 if self.lanes % full == 0 or self.lanes.bit_count() == 1 else 2
+        self.sums, self.work = nest.sums, nest.work
         self.loads = [(self._instructions(a), a.mask) for a in nest.loads]
         self.stores = [(self._instructions(a), a.mask) for a in nest.stores]
+        self.points = kernel.points(nest.mask)
+        self.inner = kernel.points(nest.reduced)
         self.is_reduce = nest.reduced != 0
-        self.inner = math.prod(_sizes(kernel, nest.reduced))
         self.horizontal = 0.0  # instructions to add up the lanes of a row in the end
-        if lane >= 0 and nest.reduced >> lane & 1:
+        if self.lane >= 0 and nest.reduced >> lane & 1:
             self.horizontal = (lanes / self.vectors + self.vectors) * nest.sums
-        self.sizes = [a.range.src[0].vmax for a in kernel.axes]
-        self.registers = 32 if kernel.target.vector_bytes >= 64 else 16
 
     def _instructions(self, access: _Access) -> float:
         """To load or store all lanes of one row."""
         if self.lane < 0 or not access.mask >> self.lane & 1:
             return 1.0
         stride = access.strides.get(self.lane, 0)
-        return self.vectors if stride in (1, -1) else 2.0 * self.lanes  # else one by one
+        if stride in (1, -1):
+            return self.vectors * self.pieces
+        return 4.0 * self.lanes  # one by one, and put together
 
-    def fits(self, rows: int) -> bool:
-        """Whether the sums, a row of lanes and a broadcast are in registers at once."""
-        return rows * self.vectors * self.sums + self.vectors + 4 <= self.registers
+    def cost(self, along: tuple[tuple[int, int], ...], waste: float) -> float:
+        """Seconds to compile it and to run it, with rows along these axes.
 
-    def tile(self, along: tuple[tuple[int, int], ...]) -> _Tile:
-        """The tile with rows along these axes."""
+        It takes the cycles of its loads or of its arithmetic, whichever are more, and some for
+        the loop itself. `waste` times as many points are computed as there are.
+        """
         rows = 1
-        for _, n in along:
-            rows *= n
+        for axis, n in along:
+            if self.mask >> axis & 1:
+                rows *= n
         loads, stores = self._count(self.loads, along), self._count(self.stores, along)
         copies = rows * self.vectors
         work = self.work * copies
-        cycles, code = max(loads, work) / PER_CYCLE, loads + work + stores
+        cycles = max(loads, work) / PER_CYCLE
+        # lanes that are loaded or stored one by one take more of a compiler's time
+        code = 2 * (loads + stores) + work
         if self.is_reduce:
             if copies * self.sums < 8 and self.inner > 4:
                 cycles = max(cycles, LATENCY)
@@ -272,14 +280,8 @@ class _Price:
             stores = (stores + added * self.lanes) / self.inner
             code += 2 * added
         cycles += stores + 0.5 + 0.06 * (loads + copies)
-        points = float(rows * self.lanes)
-        for axis, n in (*along, (self.lane, self.lanes)):
-            if n > 1:
-                size = self.sizes[axis]
-                points *= size / (-(-size // n) * n)
-        # a long body takes long to compile
-        cost = cycles / points * (1 + code / 2000)
-        return _Tile(self.lane, self.lanes, along, cost)
+        bodies = self.points * waste / (rows * self.lanes)
+        return RUNS * CYCLE * bodies * cycles + COMPILING * code
 
     @staticmethod
     def _count(accesses: list[tuple[float, int]], along: tuple[tuple[int, int], ...]) -> float:
@@ -290,6 +292,54 @@ class _Price:
                     count *= n
             total += count
         return total
+
+
+def _cost_alone(kernel: Kernel, nest: _Nest, taken: int) -> float:
+    """The cost of a nest with the best lanes along an axis that is not taken."""
+    return min(
+        _Body(kernel, nest, lane, lanes).cost((), 1.0)
+        for lane in [-1, *_axes(nest.mask & ~taken)]
+        for lanes in (_lane_counts(kernel, lane) if lane >= 0 else [1])
+    )
+
+
+class _Price:
+    """The cost of a kernel for tiles of one nest with given lanes, for any rows.
+
+    Lanes and rows of outputs are those of all nests.
+    """
+
+    def __init__(
+        self, kernel: Kernel, nests: list[_Nest], nest: _Nest, lane: int, lanes: int
+    ) -> None:
+        self.lane, self.lanes = lane, lanes
+        self.main = _Body(kernel, nest, lane, lanes)
+        self.bodies = [self.main]
+        self.others = 0.0  # of nests that will have lanes of their own
+        for other in nests:
+            if other is not nest and (lane < 0 or other.mask >> lane & 1):
+                self.bodies.append(_Body(kernel, other, lane, lanes))
+            elif other is not nest:
+                self.others += _cost_alone(kernel, other, nest.mask)
+        self.sizes = [a.range.src[0].vmax for a in kernel.axes]
+        self.registers = 32 if kernel.target.vector_bytes >= 64 else 16
+
+    def fits(self, rows: int) -> bool:
+        """Whether the sums, a row of lanes and a broadcast are in registers at once."""
+        vectors = self.main.vectors
+        return rows * vectors * self.main.sums + vectors + 4 <= self.registers
+
+    def tile(self, along: tuple[tuple[int, int], ...]) -> _Tile:
+        """The tile with rows along these axes."""
+        waste = 1.0
+        for axis, n in (*along, (self.lane, self.lanes)):
+            if n > 1:
+                size = self.sizes[axis]
+                waste *= -(-size // n) * n / size * (1.0 if size % n == 0 else 1.02)
+        cost = self.others
+        for body in self.bodies:
+            cost += body.cost(along, waste)
+        return _Tile(self.lane, self.lanes, along, cost)
 
 
 def _unroll(kernel: Kernel, nest: _Nest) -> None:

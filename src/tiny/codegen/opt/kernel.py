@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 from tiny.codegen.lower.conditions import place_conditions
+from tiny.codegen.lower.indices import linear_form
 from tiny.codegen.lower.tiled import Loop, TiledKernel, axis_masks
 from tiny.codegen.opt.opts import KernelOptError, Opt, OptOps
 from tiny.dtype import dtypes
@@ -53,8 +54,8 @@ class Kernel:
     """A kernel and the Opts applied to it, in order.
 
     `ast` is a SINK of stores over scalars and ranges (level 2), its conditions placed by
-    `place_conditions`. `axes` are its ranges: those of
-    the outputs first, then those of the reductions, each by number. An Opt changes an axis, or
+    `place_conditions`. `axes` are its ranges: those of the outputs first, outermost dimension of
+    what is stored first; then those of the reductions, by number. An Opt changes an axis, or
     the order in which loops nest; it never changes what the kernel computes but for the order in
     which a reduction adds up.
     """
@@ -67,11 +68,12 @@ class Kernel:
         for r in ranges:
             if r.src[0].vmax < 1:
                 raise ValueError(f"axis {r.arg.axis} is empty; a kernel has at least one element")
-        ranges.sort(key=lambda r: (r in reduced, r.arg.axis))
+        place = _places_in_stores(order)
+        ranges.sort(key=lambda r: (r in reduced, place.get(r, len(place)), r.arg.axis))
         self.axes = [Axis(r, _constant(r.src[0]), r in reduced) for r in ranges]
         self.first_reduce = sum(not a.is_reduce for a in self.axes)
         self.masks = axis_masks(order, {r: 1 << k for k, r in enumerate(ranges)})
-        self.nest_order = self._default_order(order)
+        self.nest_order = self._default_order()
         self.applied_opts: tuple[Opt, ...] = ()
         self.strict = bool(STRICT_REDUCE)
         self.written = {n.src[0].src[0] for n in order if n.op is Ops.STORE}
@@ -84,18 +86,23 @@ class Kernel:
         self.loads = [n for n in order if n in loads]
         self.is_in_place = any(n.src[0] in self.written for n in self.loads)
 
-    def _default_order(self, order: list[UOp]) -> list[int]:
-        """Loops by number, but those that a hoisted reduction depends on outside the others.
+    def _default_order(self) -> list[int]:
+        """Axes in order, but the more work of reductions depends on an output axis the further out.
 
         So a sum over rows is made once a column, and not again for each row of its users.
         """
-        uses = [0] * len(self.axes)
-        for node in order:
+        work = [0] * self.first_reduce
+        for node, mask in self.masks.items():
             if node.op is Ops.REDUCE:
+                points = self.points(self.masks[node.src[0]])
                 for k in range(self.first_reduce):
-                    uses[k] += self.masks[node] >> k & 1
-        outputs = sorted(range(self.first_reduce), key=lambda k: -uses[k])
+                    work[k] += points if mask >> k & 1 else 0
+        outputs = sorted(range(self.first_reduce), key=lambda k: -work[k])
         return [*outputs, *range(self.first_reduce, len(self.axes))]
+
+    def points(self, mask: int) -> int:
+        """How many elements a set of axes has; sizes known at run time count as their largest."""
+        return math.prod(a.range.src[0].vmax for k, a in enumerate(self.axes) if mask >> k & 1)
 
     def copy(self) -> Self:
         """A kernel that can go another way from here."""
@@ -282,6 +289,18 @@ class Kernel:
             values[axis.range], parts[axis.range] = value, tuple(mine)
         sink = _with_ranges(self.ast, values, parts)
         return TiledKernel(sink, tuple(loops), (*unrolled, *rows, *vectors), self.strict)
+
+
+def _places_in_stores(order: list[UOp]) -> dict[UOp, int]:
+    """Ranges in the order of the dimensions of what is stored; in one dimension by stride."""
+    found: dict[UOp, int] = {}
+    for store in (n for n in order if n.op is Ops.STORE):
+        for index in store.src[0].src[1:]:
+            for term, _ in sorted(linear_form(index).terms, key=lambda t: -abs(t[1])):
+                for r in term.postorder():
+                    if r.op is Ops.RANGE:
+                        found.setdefault(r, len(found))
+    return found
 
 
 def _constant(size: UOp) -> int | None:

@@ -27,9 +27,9 @@ class OptOps(Enum):
 class Opt(NamedTuple):
     """One optimisation: `op` on the axis numbered `axis`, with a number.
 
-    Axes are counted outputs first, then reductions, as the kernel numbers them, and keep their
-    numbers whatever was applied before; UNROLL counts from the first reduction. `arg` is the
-    number of elements for UPCAST, UNROLL and VEC, the other axis for SWAP.
+    Axes are counted outputs first (in the order of the stored dimensions), then reductions, and
+    keep their numbers whatever was applied before; UNROLL counts from the first reduction.
+    `arg` is the number of elements for UPCAST, UNROLL and VEC, the other axis for SWAP.
     """
 
     op: OptOps
