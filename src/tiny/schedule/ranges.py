@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from tiny._core.index import apply_movement
+from tiny._core.symbolic import simplify
 from tiny.dtype import dtypes
 from tiny.schedule.costs import WORK, Costs, estimate_costs
 from tiny.schedule.graph import (
@@ -97,7 +98,8 @@ class Kernel:
             if isinstance(size, int) and size == 1:
                 index.append(_ZERO)
             else:
-                end = size if isinstance(size, UOp) else UOp.const(size, dtypes.index)
+                # settled, since simplifying what the loop is used in must find nothing to change
+                end = simplify(size) if isinstance(size, UOp) else UOp.const(size, dtypes.index)
                 arg = RangeArg(len(self.sizes), kind)
                 index.append(UOp(Ops.RANGE, dtypes.index, (end,), arg))
                 self.sizes.append(int(end.vmax))
@@ -131,6 +133,11 @@ class Request:
         self.extra: tuple[UOp, ...] | None = None  # a PAD's clauses, a REDUCE's ranges
         self.value: UOp | None = None  # the expression, once built
         self.gate: Clauses = _NO_CLAUSES  # of a load: off these the value is 0
+
+    def built(self) -> UOp:
+        """The expression of the value."""
+        assert self.value is not None, "a value is used before it is built"
+        return self.value
 
 
 def _symbolic_shape(g: TensorGraph, i: int) -> tuple[int | UOp, ...]:
