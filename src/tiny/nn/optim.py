@@ -135,18 +135,19 @@ class _Adam(Optimizer):
     ) -> None:
         super().__init__(params, lr)
         self.b1, self.b2, self.eps, self.wd = b1, b2, eps, weight_decay
-        self.b1_t, self.b2_t = self._number(1.0), self._number(1.0)  # powers of b1 and b2
+        # 1 - b1**t and 1 - b2**t, kept as such: taken off 1, a power of 0.999 loses five digits
+        self.c1_t, self.c2_t = self._number(0.0), self._number(0.0)
         self.m, self.v = self._state(), self._state()
 
     def _step(self, used: list[int]) -> list[Tensor]:
-        self.b1_t.assign(self.b1_t * self.b1)
-        self.b2_t.assign(self.b2_t * self.b2)
-        moved = [self.b1_t, self.b2_t]
+        self.c1_t.assign(self.c1_t * self.b1 + (1.0 - self.b1))
+        self.c2_t.assign(self.c2_t * self.b2 + (1.0 - self.b2))
+        moved = [self.c1_t, self.c2_t]
         for i in used:
             g, m, v = self._gradient(i), self.m[i], self.v[i]
             m.assign((self.b1 * m + (1.0 - self.b1) * g).cast(m.dtype))
             v.assign((self.b2 * v + (1.0 - self.b2) * (g * g)).cast(v.dtype))
-            m_hat, v_hat = m / (1.0 - self.b1_t), v / (1.0 - self.b2_t)
+            m_hat, v_hat = m / self.c1_t, v / self.c2_t
             update = m_hat / (v_hat.sqrt() + self.eps)
             if self.wd:
                 update = update + self.wd * self.params[i].detach()
