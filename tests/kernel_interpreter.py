@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from evaluate import bits_as, constant, elementwise, np_dtype, reduce
 
+from evaluate import bits_as, constant, elementwise, move, np_dtype, reduce
 from tiny.schedule import BoundSchedule, ScheduleItem
 from tiny.uop.ops import GroupOp, Ops, UOp
 
@@ -43,16 +43,12 @@ def run_schedule(
             )
     for item in schedule.items:
         run_item(item, slots, bound.values)
-    outputs = []
-    for view in schedule.outputs:
-        outputs.append(see(slots[view.slot], view.moves))
+    outputs = [see(slots[view.slot], view.moves) for view in schedule.outputs]
     return outputs, {b: slots[k] for k, b in enumerate(bound.buffers)}
 
 
 def see(x: Array, moves: Sequence[UOp]) -> Array:
     """A slot through the movement operations of a view."""
-    from evaluate import move
-
     for node in moves:
         x = bits_as(x, np_dtype(node.dtype)) if node.op is Ops.BITCAST else move(node, x, {})
     return x

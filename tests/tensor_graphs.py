@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from evaluate import evaluate_all, np_dtype
 from hypothesis import strategies as st
-from kernel_interpreter import run_schedule
 
+from evaluate import evaluate_all, np_dtype
+from kernel_interpreter import run_schedule
 from tiny.dtype import DType, dtypes
 from tiny.schedule import BoundSchedule, create_schedule
 from tiny.uop.ops import BufferArg, Ops, ReduceArg, UOp

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
 import pytest
-from conftest import examples
 from hypothesis import given, settings
+
+from conftest import examples
 from tensor_graphs import (
     add,
     arange,
     buffer,
     check,
     const,
-    contiguous,
     conv2d,
     exp,
     expand,
@@ -30,12 +29,9 @@ from tensor_graphs import (
     reduce,
     relu,
     reshape,
-    schedule,
-    shrink,
     softmax,
     unfold,
 )
-
 from tiny.dtype import dtypes
 from tiny.gradient import compute_gradient
 from tiny.uop.ops import Ops, UOp

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-import numpy as np
-from conftest import examples
 from hypothesis import given, settings
+
+from conftest import examples
 from tensor_graphs import (
     add,
     assign,
     buffer,
     check_program,
     const,
+    expand,
     flip,
     mul,
     op,
     programs,
     reduce,
     reshape,
-    expand,
     shrink,
 )
-
 from tiny.dtype import dtypes
 from tiny.uop.ops import Ops, UOp
 

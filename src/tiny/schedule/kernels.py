@@ -29,8 +29,8 @@ from tiny.schedule.ranges import (
     Request,
     connected,
 )
-from tiny.schedule.sums import closed_sum
 from tiny.schedule.splits import settle_loops
+from tiny.schedule.sums import closed_sum
 from tiny.uop.ops import KernelInfo, Ops, ParamArg, ReduceArg, UOp
 
 # Memory as a kernel names it: a cell, and which version of it (0: as stored or handed in).
@@ -201,7 +201,7 @@ class _Builder:
         g = self.g
         node, kind = g.nodes[i], g.kind[i]
         if kind == COMPUTE:
-            src = tuple([s.value for s in r.src])
+            src = tuple([s.built() for s in r.src])
             r.value = UOp(node.op, node.dtype, src, node.arg)
         elif kind == REDUCE:
             r.value = self.reduce(node, r)
@@ -211,16 +211,15 @@ class _Builder:
             source = r.src[0]
             r.value, r.gate = source.value, source.gate
             if r.extra and not set(r.extra) <= set(r.gate):
-                assert r.value is not None
-                r.gate, r.value = (), gated(conjunction(r.extra), r.value)
+                r.gate, r.value = (), gated(conjunction(r.extra), source.built())
 
     def reduce(self, node: UOp, r: Request) -> UOp:
         """The expression of a REDUCE; by counting, or a constant, where that does it."""
         op = node.arg.op
         if not r.src:
             return identity_of(op, node.dtype)
-        value = r.src[0].value
-        assert value is not None and r.extra is not None
+        value = r.src[0].built()
+        assert r.extra is not None
         loops: Sequence[UOp] = r.extra
         if op is Ops.ADD and not any(n.op is Ops.INDEX for n in value.postorder()):
             value, loops = closed_sum(value, loops)
@@ -236,8 +235,7 @@ class _Builder:
         buffer = g.nodes[i]
         shape, index = g.shape[i], kernel.index
         if g.kind[i] == EFFECT:
-            value = root.src[0].value
-            assert value is not None
+            value = root.src[0].built()
             *views, memory = g.chain_to_memory(g.src[i][0])
             for j in views:
                 node = g.nodes[j]
@@ -253,8 +251,7 @@ class _Builder:
             value = buffer
         else:
             self.compute(i, root)
-            value = root.value
-        assert value is not None
+            value = root.built()
         draft.target = index
         if g.kind[i] == EFFECT and _reads_what_it_overwrites(draft):
             return self.staged(kernel, draft, value)

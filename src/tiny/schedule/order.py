@@ -77,7 +77,7 @@ def _any_of(size: int) -> UOp:
 
 def copy_kernel(dtype: DType, shape: tuple[int, ...]) -> UOp:
     """PARAM 1 copied to PARAM 0, all of it."""
-    loops = []
+    loops: list[UOp] = []
     for size in shape:
         end = UOp.const(size, dtypes.index)
         loops.append(UOp(Ops.RANGE, dtypes.index, (end,), RangeArg(len(loops), AxisType.LOOP)))
