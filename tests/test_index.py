@@ -45,7 +45,7 @@ def applied(x: np.ndarray, op: Ops, arg: Any) -> np.ndarray:
 def pushed(moves: list[Move], shape: tuple[int, ...]) -> tuple[list[UOp], tuple[UOp, ...], Any]:
     """(loops over the last result, index in the first source, validity)."""
     ranges = [UOp.range(s, i) for i, s in enumerate(shape)]
-    idx, valid = tuple(ranges), None
+    idx, valid = tuple(native.simplify(r) for r in ranges), None
     for move in reversed(moves):
         idx, valid = apply_movement(*move, idx, valid)
     return ranges, idx, valid
@@ -217,6 +217,14 @@ def test_under_a_gate_a_remainder_that_wraps_outside_it_is_none():
     on = values(valid, points)
     np.testing.assert_array_equal(on, (at >= 3) & (at < 39))
     np.testing.assert_array_equal(values(idx[0], points)[on], (at - 3)[on])
+
+
+def test_a_remainder_that_wraps_into_the_gate_stays():
+    (r,) = ranges(2)
+    # 1 and 2 are inside; (r + 1) % 2 is never 2, but r + 1 is
+    idx, valid = apply_movement(Ops.PAD, ((1, 0),), (2,), (3,), ((r + 1) % 2,))
+    assert valid is native.simplify((r + 1) % 2 >= 1)
+    assert divisions([*idx]) == 1
 
 
 def test_convolution_backward_keeps_no_division():

@@ -275,7 +275,7 @@ cdef dict without_wrap(Node e, int64_t low_pad, int64_t size):
     x.add_node(<Node>e.src[0], 1)
     x.settle()
     for variant in range(3):
-        if n <= 0 or not x.bounds_of_residues(n, variant, &low, &high):
+        if n < low_pad + size or not x.bounds_of_residues(n, variant, &low, &high):
             continue
         period = floordiv(low - (low_pad + size - n), n)
         if high - period * n >= n + low_pad:
