@@ -10,6 +10,7 @@ import pytest
 from kernels import CASES, TARGET, Case, const, legal_opts, matmul, out, param, red, sink, some
 from tiny.codegen import LinearProgram, Opt, OptOps, lower
 from tiny.dtype import dtypes
+from tiny.helpers import Context
 from tiny.runtime.python import interpret
 from tiny.uop.ops import Ops, UOp
 
@@ -282,3 +283,31 @@ def test_work_grows_with_the_number_of_operations_only():
     )
     assert count[Ops.MAX] == 50 * 8
     assert count[Ops.STORE] == 512
+
+
+def test_long_sums_that_are_no_contractions_are_carried_on_in_float64():
+    # equal terms are the worst case: every addition rounds the same way
+    i, r, q = out(2, 0), red(70, 1), red(50, 2)
+    x = param(1, 2, 70, 50).index(i, r, q)
+    values = np.full((2, 70, 50), 0.1, np.float32)
+    for value, expected in ((x, values), (x * x, values * values)):
+        ast = sink(param(0, 2).index(i).store(value.reduce(r, q)))
+        program = lower(ast, TARGET, opts=())
+        registers = [u.dtype for u in program.uops if u.op is Ops.DEFINE_REG]
+        assert registers == [dtypes.float64, dtypes.float32]
+        exact = expected.sum((1, 2), dtype=np.float64).astype(np.float32)
+        case = Case(
+            ast, [np.zeros(2, np.float32), values], [exact, values], rtol=1e-6
+        )  # one sum would be off by 1e-5
+        check(case, program)
+
+
+def test_a_long_contraction_is_a_sum_of_sums_in_its_own_dtype():
+    i, r, q = out(3, 0), red(20, 1), red(30, 2)
+    product = param(1, 3, 20, 30).index(i, r, q) * param(2, 20, 30).index(r, q)
+    ast = sink(param(0, 3).index(i).store(product.reduce(r, q)))
+    uops = lower(ast, TARGET, opts=()).uops
+    assert [u.dtype for u in uops if u.op is Ops.DEFINE_REG] == [dtypes.float32] * 2
+    with Context(STRICT_REDUCE=1):
+        strict = lower(ast, TARGET, opts=()).uops
+    assert len([u for u in strict if u.op is Ops.DEFINE_REG]) == 1
