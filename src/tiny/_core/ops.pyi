@@ -1,8 +1,9 @@
 """The operations of a graph."""
 
 from enum import IntEnum
+from typing import Any
 
-class OpCode(IntEnum): ...
+OpCode: Any  # the C enumeration, OP_ADD and so on
 
 class Ops(IntEnum):
     # kernels and lists of effects
@@ -89,6 +90,3 @@ class Ops(IntEnum):
     CUSTOMI = 70
     # constants: last, so that they sort to the right of a sum
     CONST = 71
-
-COMMUTATIVE: frozenset[Ops]
-ELEMENTWISE: frozenset[Ops]

@@ -175,7 +175,7 @@ def safe_load(fn: str | os.PathLike[str]) -> dict[str, Tensor]:
     """The tensors of a safetensors file. ValueError if it is damaged or of unknown dtypes."""
     content = Path(fn).read_bytes()
     try:
-        entries = safetensors.deserialize(content)
+        entries = safetensors.deserialize(content)  # type: ignore[no-untyped-call]  # it has no stub
     except safetensors.SafetensorError as error:
         raise ValueError(f"{fn} is not a safetensors file, or it is damaged: {error}") from error
     tensors = {}
