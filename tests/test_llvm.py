@@ -590,6 +590,25 @@ def test_sizes_and_values_of_variables(cpu):
     assert got[1][0] == 2**64 - 3
 
 
+@pytest.mark.parametrize("device", ["CPU", "PYTHON"])
+@pytest.mark.parametrize("size", [0, 1, 5])
+def test_a_loop_of_symbolic_size_may_be_empty(device, size):
+    n = UOp.variable("n", 0, 9)
+    w = Writer()
+    to = param(0, dtypes.int64, 3)
+    w.add(n, to)
+    total = w.add(register(0, UOp.const(7, dtypes.int64)))
+    i = w.add(UOp.range(3, 0, AxisType.REDUCE))
+    j = w.add(UOp.range(n, 1, AxisType.REDUCE))
+    w.add(total.store(total + UOp.const(1, dtypes.int64)), end(j), ended := end(i))
+    w.add(at(to, 0).store(total.after(ended)))
+    k = w.add(UOp.range(n, 2))
+    w.add(at(to, 1).store(UOp.const(5, dtypes.int64)), end(k))
+    program = w.program(variables=(n,))
+    got = run_program(Device[device], program, [np.zeros(3, np.int64)], (size,))[0]
+    assert got.tolist() == [7 + 3 * size, 5 if size else 0, 0]
+
+
 def test_a_thread_axis_runs_from_begin_to_end(cpu):
     w = Writer()
     to = param(0, dtypes.int64, 6)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Callable
+from typing import NamedTuple
 
 from tiny.codegen.program import LinearProgram
 from tiny.dtype import DType, dtypes, float_to_fp8, truncate
@@ -104,6 +105,16 @@ def _is_computed(dtype: DType) -> bool:
     return dtype is dtypes.float32 or dtype is dtypes.float64
 
 
+class _Loop(NamedTuple):
+    """A loop being written."""
+
+    label: str
+    size: str
+    phis: int  # the line of its first phi node: the index, then a line for each register
+    carried: dict[UOp, str]  # what each register held before it
+    skipped_from: str | None  # the block that jumps over it, if it may be empty
+
+
 class _Function:
     """One function being written, top to bottom."""
 
@@ -116,8 +127,7 @@ class _Function:
         self.count = 0
         self.label = "entry"  # of the basic block being written
         self.carried = _carried_registers(program.uops)
-        # of each open loop: its label, and the phi nodes (line, register or None, its name)
-        self.loops: dict[UOp, tuple[str, str, list[tuple[int, UOp | None, str]]]] = {}
+        self.loops: dict[UOp, _Loop] = {}  # those that are open
         # of each open IF: where it was left, where it ends, and the registers before it
         self.branches: dict[UOp, tuple[str, str, dict[UOp, str]]] = {}
 
@@ -216,36 +226,45 @@ class _Function:
 
     def begin_loop(self, node: UOp) -> None:
         self.count += 1
-        label, before = f"loop{self.count}", self.label
-        self.emit(f"br label %{label}")
-        self.begin_block(label)
-        index = f"%i{self.count}"
+        number, before = self.count, self.label
+        label, index = f"loop{number}", f"%i{number}"
         threaded = node.arg.kind is AxisType.THREAD
         first = "%begin" if threaded else "0"
-        # the other half of each phi is known when the loop ends
-        phis: list[tuple[int, UOp | None, str]] = [(len(self.lines), None, index)]
-        self.emit(f"{index} = phi i64 [ {first}, %{before} ], ")
-        for k, register in enumerate(self.carried[node]):
-            name, kind = f"%r{self.count}.{k}", self.type_of(register)
-            phis.append((len(self.lines), register, name))
-            self.emit(f"{name} = phi {kind} [ {self.registers[register]}, %{before} ], ")
-            self.registers[register] = name
         size = "%end" if threaded else self.operand(node.src[0])
-        self.loops[node] = label, size, phis
+        carried = {r: self.registers[r] for r in self.carried[node]}
+        may_be_empty = not threaded and node.src[0].vmin < 1
+        if may_be_empty:
+            some = self.value(f"icmp sgt i64 {size}, 0")
+            self.emit(f"br i1 {some}, label %{label}, label %{label}.done")
+        else:
+            self.emit(f"br label %{label}")
+        self.begin_block(label)
+        # the other half of each phi is known when the loop ends
+        loop = _Loop(label, size, len(self.lines), carried, before if may_be_empty else None)
+        self.emit(f"{index} = phi i64 [ {first}, %{before} ], ")
+        for k, (register, old) in enumerate(carried.items()):
+            name = f"%r{number}.{k}"
+            self.emit(f"{name} = phi {self.type_of(register)} [ {old}, %{before} ], ")
+            self.registers[register] = name
+        self.loops[node] = loop
         self.names[node] = index
 
     def end_loop(self, node: UOp) -> None:
-        for loop in node.src:
-            if loop.op is not Ops.RANGE:
-                continue
-            label, size, phis = self.loops.pop(loop)
-            following = self.value(f"add i64 {self.names[loop]}, 1")
-            more = self.value(f"icmp slt i64 {following}, {size}")
-            for line, register, _ in phis:
-                new = following if register is None else self.registers[register]
-                self.lines[line] += f"[ {new}, %{self.label} ]"
-            self.emit(f"br i1 {more}, label %{label}, label %{label}.done")
-            self.begin_block(f"{label}.done")
+        loop = self.loops.pop(node.src[0])
+        following = self.value(f"add i64 {self.names[node.src[0]]}, 1")
+        more = self.value(f"icmp slt i64 {following}, {loop.size}")
+        last = self.label
+        for k, new in enumerate([following, *(self.registers[r] for r in loop.carried)]):
+            self.lines[loop.phis + k] += f"[ {new}, %{last} ]"
+        self.emit(f"br i1 {more}, label %{loop.label}, label %{loop.label}.done")
+        self.begin_block(f"{loop.label}.done")
+        if loop.skipped_from is not None:
+            for register, old in loop.carried.items():
+                new = self.registers[register]
+                self.registers[register] = self.value(
+                    f"phi {self.type_of(register)} [ {new}, %{last} ], "
+                    f"[ {old}, %{loop.skipped_from} ]"
+                )
 
     def begin_if(self, node: UOp) -> None:
         self.count += 1
@@ -678,7 +697,7 @@ def _carried_registers(uops: tuple[UOp, ...]) -> dict[UOp, dict[UOp, None]]:
             open_.append(node)
             carried[node] = {}
         elif node.op is Ops.END:
-            del open_[len(open_) - sum(s.op is Ops.RANGE for s in node.src) :]
+            open_.pop()
         elif node.op is Ops.DEFINE_REG:
             depth_of[node] = len(open_)
         elif node.op is Ops.STORE and node.src[0].op is Ops.DEFINE_REG:

@@ -122,6 +122,8 @@ class _Run:
             uop = self.uops[at]
             if uop.op is Ops.RANGE:
                 values[uop] = np.int64(0)
+                if values[uop.src[0]] < 1:
+                    at = self.jump[at]
             elif uop.op is Ops.END:
                 loop = uop.src[0]
                 values[loop] += 1
@@ -198,12 +200,13 @@ def _check_bounds(places: np.ndarray, array: np.ndarray, index: UOp) -> None:
 
 
 def _matching_ends(uops: Sequence[UOp]) -> dict[int, int]:
-    """From the place of each END to that of its RANGE, and from that of each IF to its ENDIF."""
+    """The other end of each loop and condition: for END its RANGE, for RANGE and IF their ends."""
     starts = {u: k for k, u in enumerate(uops) if u.op in (Ops.RANGE, Ops.IF)}
     found = {}
     for k, u in enumerate(uops):
         if u.op is Ops.END:
             found[k] = starts[u.src[0]]
+            found[found[k]] = k
         elif u.op is Ops.ENDIF:
             found[starts[u.src[0]]] = k
     return found
