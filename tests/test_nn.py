@@ -292,6 +292,10 @@ def test_damaged_files_are_refused(tmp_path):
         file.write_bytes(broken)
         with pytest.raises(ValueError, match="safetensors"):
             safe_load(file)
+    for broken in [b"", b"short", content[:20], b"\xff" * 64]:
+        file.write_bytes(broken)
+        with pytest.raises(ValueError, match="safetensors"):
+            safe_load_metadata(file)
 
 
 def test_a_failed_save_leaves_the_old_file(tmp_path, monkeypatch):

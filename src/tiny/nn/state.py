@@ -166,7 +166,9 @@ def safe_load_metadata(fn: str | os.PathLike[str]) -> tuple[Path, int, dict[str,
     path = Path(fn)
     with path.open("rb") as file:
         start = file.read(8)
-        content = start + file.read(int.from_bytes(start, "little") if len(start) == 8 else 0)
+        # a damaged size is no reason to read, or to ask memory for, more than there is
+        size = min(int.from_bytes(start, "little"), path.stat().st_size)
+        content = start + file.read(size)
     header, begin = _header(content, str(path))
     return path, begin, header
 
