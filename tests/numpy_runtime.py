@@ -15,7 +15,6 @@ from evaluate import Array, evaluate_all, views
 from tiny.dtype import DType, _from_np_dtype, _to_np_dtype, dtypes
 from tiny.uop.ops import BufferArg, Ops, UOp
 
-
 # of all BUFFERs of the process: two of one number would be one node
 _numbers = itertools.count(1_000_000)
 
@@ -80,10 +79,12 @@ class NumpyRuntime:
         roots = list(dict.fromkeys([*writes, *outputs]))  # the newest version comes last
         values = dict(zip(roots, evaluate_all(roots, self.contents(roots)), strict=True))
         result: dict[UOp, UOp] = {}
+        memory_of: dict[UOp, UOp] = {}  # of versions
         for root in roots:
             base, _ = views(root)
-            while base.op is Ops.AFTER:
-                base = views(base.src[0])[0]
+            if base.op is Ops.AFTER:  # sources come first, so what it is over is known
+                below = views(base.src[0])[0]
+                base = memory_of.setdefault(base, memory_of.get(below, below))
             if root.op is Ops.AFTER:
                 self.memory[base] = values[root]  # versions come in order
                 result[root] = base

@@ -224,6 +224,28 @@ def test_memory_goes_with_its_last_tensor():
     assert len(tensor._owners) == before
 
 
+def test_parts_are_updated_in_place():
+    x = Tensor([[1.0, 2.0], [3.0, 4.0]])
+    x[0] += 10
+    x[:, 1] *= 2
+    x[1, 0] = x[0, 0]
+    x[...] = x
+    assert x.tolist() == [[11.0, 24.0], [11.0, 8.0]]
+    x.assign(x)
+    assert x.uop.op is Ops.BUFFER, "nothing is written where nothing changes"
+
+
+@pytest.mark.parametrize("owned", [True, False])
+def test_many_pending_writes_take_time_in_proportion(owned):
+    x = Tensor([0.0, 0.0]) if owned else Tensor([0.0, 0.0]) * 1
+    y = x[1:]
+    for k in range(5000):
+        x += 1
+        if k % 1000 == 0:
+            y += 1
+    assert x.tolist() == [5000.0, 5005.0]
+
+
 # ---------------------------------------------------------------- mistakes
 
 

@@ -73,9 +73,15 @@ _readers: weakref.WeakKeyDictionary[UOp, weakref.WeakSet[_Storage]] = weakref.We
 
 def _memory(node: UOp) -> UOp | None:
     """The BUFFER whose contents a storage's node is, as they are or after writes; else None."""
-    while node.op is Ops.AFTER:
+    chain = []
+    while node.op is Ops.AFTER and "memory" not in node.props:
+        chain.append(node)
         node = node.src[0]
-    return node if node.op is Ops.BUFFER else None
+    found = node.props["memory"] if node.op is Ops.AFTER else node
+    buffer = found if found is not None and found.op is Ops.BUFFER else None
+    for after in chain:  # noted, or ten thousand writes would take time squared
+        after.props["memory"] = buffer
+    return buffer
 
 
 def _split_view(uop: UOp) -> UOp:
@@ -648,6 +654,8 @@ class Tensor(CastsMixin):
         """
         value = self._value_to_write(x)
         storage = self._storage
+        if value.uop is self.uop and value._storage is storage:
+            return self
         if self.uop is storage.node and _memory(storage.node) is None:
             # a value without memory: another value in its place
             storage.node, storage.device = _copied(value.uop), value.device or self.device
