@@ -230,8 +230,7 @@ class _Builder:
 
     def finish(self, i: int, kernel: Kernel) -> list[Draft]:
         """The kernel that stores cell i, all its values built; or two, if it must be staged."""
-        g, root, draft = self.g, kernel.value, self.draft(kernel)
-        assert root is not None
+        g, root, draft = self.g, self.plan.roots[i], self.draft(kernel)
         buffer = g.nodes[i]
         shape, index = g.shape[i], kernel.index
         if g.kind[i] == EFFECT:

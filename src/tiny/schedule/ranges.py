@@ -70,7 +70,6 @@ class Kernel:
         "root",
         "scopes",
         "sizes",
-        "value",
     )
 
     def __init__(self, root: int, g: TensorGraph, most_buffers: int, reason: str) -> None:
@@ -89,7 +88,6 @@ class Kernel:
         self.cells = 0
         self.buffers = {root}
         self.pending: set[int] = set()  # asked of, not yet decided: each may become a buffer
-        self.value: Request | None = None
 
     def open_loops(self, sizes: Iterable[int | UOp], kind: AxisType, outer: int) -> Index:
         """A new loop for each size; 0 in place of one that would run once."""
@@ -226,6 +224,7 @@ class Plan:
 
     def __init__(self, n: int) -> None:
         self.kernels: dict[int, Kernel] = {}  # by the cell they store
+        self.roots: dict[int, Request] = {}  # by that cell: its value in that kernel
         self.requests: list[dict[tuple[Kernel, Index, Clauses], Request]] = [{} for _ in range(n)]
         # dropped by a cell for a request of the same index without clauses
         self.merged: dict[int, list[Request]] = {}
@@ -439,7 +438,7 @@ class _Walk:
             return
         limit = self.targets[g.device[i]].max_buffers
         kernel = self.plan.kernels[i] = Kernel(i, g, limit, reason)
-        root = kernel.value = Request(kernel, kernel.index, _NO_CLAUSES, 1.0)
+        root = self.plan.roots[i] = Request(kernel, kernel.index, _NO_CLAUSES, 1.0)
         root.mask = kernel.output_loops
         self.plan.cost += g.numel[i] * g.nodes[i].dtype.itemsize
         self.count_work(i, root)
@@ -530,7 +529,9 @@ class _Walk:
                 clauses = clauses + tuple([c for c in mine if c not in clauses])
                 fraction *= g.numel[s] / g.numel[i]
         r.src.append(self.ask(s, r.kernel, index, clauses, fraction))
-        if r.kernel.value is r:  # a view is stored: its kernel reads what is below
+        if (
+            self.plan.roots.get(r.kernel.root) is r
+        ):  # a view is stored: its kernel reads what is below
             o = self.origin[s]
             if self.is_load[o]:
                 r.kernel.buffers.add(o)

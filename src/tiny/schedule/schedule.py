@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from tiny._core.graph import canonical_key
 from tiny.dtype import DType
-from tiny.helpers import DEBUG, NO_MEMORY_PLANNER, SPEC
+from tiny.helpers import DEBUG, NO_MEMORY_PLANNER, SPEC, disable_gc
 from tiny.schedule.graph import TensorGraph, canonicalise, read_graph
 from tiny.schedule.kernels import Versions, build_kernels
 from tiny.schedule.memory import Lifetime, plan_memory
@@ -146,6 +146,8 @@ def cached_schedules() -> int:
     return len(_cache)
 
 
+# a collection in between looks at all requests, and none of them is in a cycle
+@disable_gc()
 def _make_schedule(
     sink: UOp, buffers: list[UOp], target_of: Callable[[str], Target], default_device: str
 ) -> Schedule:
