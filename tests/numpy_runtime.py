@@ -5,8 +5,9 @@ It notes what it was asked for, and memory that was never written is full of 123
 
 from __future__ import annotations
 
+import contextlib
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,15 +15,28 @@ import numpy as np
 from evaluate import Array, evaluate_all, views
 from tiny.dtype import DType, _from_np_dtype, _to_np_dtype, dtypes
 from tiny.uop.ops import BufferArg, Ops, UOp
+from tiny.uop.runtime import Runtime, bind_runtime, runtime
+
+
+@contextlib.contextmanager
+def bound(kind: str) -> Iterator[Runtime]:
+    """Tensors run by the "evaluator" or by the "devices" that `tiny` has bound, in the block."""
+    used = NumpyRuntime() if kind == "evaluator" else runtime()
+    before = bind_runtime(used)
+    try:
+        yield used
+    finally:
+        bind_runtime(before)
+
 
 # of all BUFFERs of the process: two of one number would be one node
 _numbers = itertools.count(1_000_000)
 
 
 class NumpyRuntime:
-    """Memory is a dict from BUFFER to array; devices are the names CPU and OTHER."""
+    """Memory is a dict from BUFFER to array; devices are two names."""
 
-    devices = ("CPU", "OTHER")
+    devices = ("CPU", "PYTHON")
 
     def __init__(self) -> None:
         self.memory: dict[UOp, Array] = {}

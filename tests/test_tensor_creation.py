@@ -10,21 +10,27 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from numpy_runtime import NumpyRuntime
+from numpy_runtime import NumpyRuntime, bound
 from tiny import random
 from tiny.dtype import _to_np_dtype, dtypes
 from tiny.helpers import TRAINING, Context
 from tiny.tensor import Tensor
 from tiny.uop.ops import Ops, UOp
-from tiny.uop.runtime import bind_runtime, runtime
+from tiny.uop.runtime import Runtime, bind_runtime, runtime
 
 
-@pytest.fixture(autouse=True)
-def used() -> Iterator[NumpyRuntime]:
-    new = NumpyRuntime()
-    before = bind_runtime(new)
-    yield new
-    bind_runtime(before)
+@pytest.fixture(autouse=True, scope="function", params=["evaluator", "devices"])
+def runs_on(request: pytest.FixtureRequest) -> Iterator[Runtime]:
+    with bound(request.param) as used:
+        yield used
+
+
+@pytest.fixture
+def evaluator(runs_on: Runtime) -> NumpyRuntime:
+    """For tests that ask what was to be computed."""
+    if not isinstance(runs_on, NumpyRuntime):
+        pytest.skip("devices do not say what they were asked for")
+    return runs_on
 
 
 # ---------------------------------------------------------------- from Python
@@ -148,10 +154,10 @@ def test_full_and_its_like():
     assert Tensor.full((), 4).item() == Tensor.full((), 4, buffer=False).item() == 4
     assert Tensor.zeros(dtype="long").item() == 0
     assert Tensor.ones(0, 3).tolist() == []
-    x = Tensor([[1, 2]], dtype="int16", device="OTHER")
+    x = Tensor([[1, 2]], dtype="int16", device="PYTHON")
     likes = [x.zeros_like(), x.ones_like(), x.full_like(5), x.empty_like()]
     for like in likes:
-        assert (like.shape, like.dtype, like.device) == ((1, 2), dtypes.int16, "OTHER")
+        assert (like.shape, like.dtype, like.device) == ((1, 2), dtypes.int16, "PYTHON")
     assert x.full_like(5).tolist() == [[5, 5]]
     assert x.ones_like(dtype="float", device="CPU").device == "CPU"
     assert x.const_like(3).tolist() == [[3, 3]]
@@ -233,20 +239,21 @@ def test_a_uop_can_be_wrapped():
 
 
 def test_devices():
-    x = Tensor([1.0, 2.0], device="other")
-    assert x.device == "OTHER" and Tensor([1]).device == "CPU"
-    assert Tensor(1).device is None and Tensor(1).to("OTHER").device is None
+    x = Tensor([1.0, 2.0], device="python")
+    assert x.device == "PYTHON" and Tensor([1]).device == "CPU"
+    assert Tensor(1).device is None and Tensor(1).to("PYTHON").device is None
     moved = x.to("CPU")
-    assert (moved.device, moved.tolist(), x.to("OTHER") is x) == ("CPU", [1.0, 2.0], True)
-    assert (x + 1).device == (1 + x.sum()).device == "OTHER"
+    assert (moved.device, moved.tolist(), x.to("PYTHON") is x) == ("CPU", [1.0, 2.0], True)
+    assert (x + 1).device == (1 + x.sum()).device == "PYTHON"
     assert x.to_("CPU") is x and x.device == "CPU"
-    assert Tensor(x, device="OTHER").device == "OTHER"
+    assert Tensor(x, device="PYTHON").device == "PYTHON"
 
 
 def test_nothing_runs_without_a_runtime():
-    bind_runtime(None)
+    before = bind_runtime(None)
     with pytest.raises(RuntimeError, match="bind_runtime"):
         runtime()
+    bind_runtime(before)
 
 
 # ---------------------------------------------------------------- reading
@@ -289,19 +296,19 @@ def test_contiguous_and_clone():
     assert twin.tolist() == deep.tolist() == [[1.0, 2.0], [3.0, 4.0]]
 
 
-def test_only_what_is_read_of_a_dead_value_is_computed(used):
+def test_only_what_is_read_of_a_dead_value_is_computed(evaluator):
     part = (Tensor(np.arange(6.0)) * 2)[1:3]
     assert part.tolist() == [2.0, 4.0]
-    assert [node.shape for node in used.outputs[0]] == [(2,)]
+    assert [node.shape for node in evaluator.outputs[0]] == [(2,)]
     whole = Tensor(np.arange(6.0)) * 2
     assert whole[1:3].tolist() == [2.0, 4.0]
-    assert used.outputs[1][0].shape == (6,)
+    assert evaluator.outputs[1][0].shape == (6,)
 
 
-def test_constants_are_read_without_computing(used):
+def test_constants_are_read_without_computing(evaluator):
     assert Tensor(4).item() == 4 and Tensor(np.zeros((0, 2))).numpy().shape == (0, 2)
     Tensor(4).realize()
-    assert used.outputs == []
+    assert evaluator.outputs == []
 
 
 # ---------------------------------------------------------------- random numbers
@@ -326,8 +333,8 @@ def test_the_numbers_are_those_of_tinygrad():
 
 def test_the_second_device_has_numbers_of_its_own():
     Tensor.manual_seed(42)
-    a, b = Tensor.rand(4), Tensor.rand(4, device="OTHER")
-    assert a.tolist() != b.tolist() and b.device == "OTHER"
+    a, b = Tensor.rand(4), Tensor.rand(4, device="PYTHON")
+    assert a.tolist() != b.tolist() and b.device == "PYTHON"
     Tensor.manual_seed(42)
     assert Tensor.rand(4).tolist() == a.tolist()
 
@@ -383,12 +390,12 @@ def test_distributions():
     whole = Tensor.randint(n, low=-3, high=2).numpy()
     assert set(whole) == {-3, -2, -1, 0, 1} and whole.dtype == np.int32
     assert abs(Tensor.normal(n, mean=5, std=2).numpy().std() - 2) < 0.06
-    for t, bound in [
+    for t, limit in [
         (Tensor.scaled_uniform(50, 50), 1 / 50),
         (Tensor.glorot_uniform(50, 30), (6 / 80) ** 0.5),
         (Tensor.kaiming_uniform(50, 30), (6 / (1 + 1e-4) / 30) ** 0.5),
     ]:
-        assert 0.9 * bound < np.abs(t.numpy()).max() <= bound
+        assert 0.9 * limit < np.abs(t.numpy()).max() <= limit
     assert abs(Tensor.kaiming_normal(100, 50).numpy().std() - (2 / 50) ** 0.5) < 0.01
     assert Tensor.rand(0).tolist() == [] and Tensor.rand().shape == ()
     like = Tensor([[1.0, 2.0]], dtype="half")

@@ -8,21 +8,19 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from numpy_runtime import NumpyRuntime
+from numpy_runtime import bound
 from tiny.dtype import dtypes
 from tiny.tensor import Tensor
-from tiny.uop.runtime import bind_runtime
+from tiny.uop.runtime import Runtime
 
 torch = pytest.importorskip("torch")
 F = torch.nn.functional
 
 
-@pytest.fixture(autouse=True, scope="module")
-def runtime() -> Iterator[NumpyRuntime]:
-    used = NumpyRuntime()
-    before = bind_runtime(used)
-    yield used
-    bind_runtime(before)
+@pytest.fixture(autouse=True, scope="module", params=["evaluator", "devices"])
+def runs_on(request: pytest.FixtureRequest) -> Iterator[Runtime]:
+    with bound(request.param) as used:
+        yield used
 
 
 def drawn(*shape, dtype="float32", seed=0):

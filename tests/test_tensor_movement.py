@@ -10,19 +10,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conftest import examples
-from numpy_runtime import NumpyRuntime
+from numpy_runtime import bound
 from tiny.dtype import dtypes
 from tiny.tensor import Tensor
 from tiny.uop.ops import GroupOp, Ops, UOp
-from tiny.uop.runtime import bind_runtime
+from tiny.uop.runtime import Runtime
 
 
-@pytest.fixture(autouse=True, scope="module")
-def runtime() -> Iterator[NumpyRuntime]:
-    used = NumpyRuntime()
-    before = bind_runtime(used)
-    yield used
-    bind_runtime(before)
+@pytest.fixture(autouse=True, scope="module", params=["evaluator", "devices"])
+def runs_on(request: pytest.FixtureRequest) -> Iterator[Runtime]:
+    with bound(request.param) as used:
+        yield used
 
 
 def numbers(*shape, dtype=np.float32):
