@@ -63,8 +63,7 @@ def choose_opts(kernel: Kernel) -> tuple[Opt, ...]:
     points = lambda nest: kernel.points(nest.mask) * nest.work  # noqa: E731  # one use
     nests = sorted(_nests(kernel), key=points, reverse=True)
     for nest in nests:
-        taken = sum(1 << k for k, a in enumerate(kernel.axes) if a.step > 1)
-        if not nest.mask & taken:
+        if all(kernel.axes[k].lanes == 1 for k in _axes(nest.mask)):
             _tile(kernel, nests, nest)
         if nest.reduced:
             _unroll(kernel, nest)
@@ -144,12 +143,19 @@ def _access(index: UOp, masks: dict[UOp, int], numbers: dict[int, int]) -> _Acce
 
 def _tile(kernel: Kernel, nests: list[_Nest], nest: _Nest) -> None:
     """Apply the cheapest tile: lanes and rows along one axis first, then rows along another."""
-    best = _Price(kernel, nests, nest, -1, 1).tile(())
-    prices = []
+    lanes_of = {}
     for lane in _axes(nest.mask):
         counts = _lane_counts(kernel, lane)
         if counts and kernel.allows(Opt(OptOps.VEC, lane, counts[0])):
-            prices += [_Price(kernel, nests, nest, lane, lanes) for lanes in counts]
+            lanes_of[lane] = counts
+    # what nests cost that will have lanes of their own
+    alone = [0.0 if n is nest else _cost_alone(kernel, n, nest.mask) for n in nests]
+    prices = [
+        _Price(kernel, nests, nest, alone, lane, lanes)
+        for lane, counts in lanes_of.items()
+        for lanes in counts
+    ]
+    best = _Price(kernel, nests, nest, alone, -1, 1).tile(())
     for price in prices:
         best = min(best, price.tile(()), key=_tile_cost)
         for row in _row_axes(kernel, nest, price.lane):
@@ -158,7 +164,7 @@ def _tile(kernel: Kernel, nests: list[_Nest], nest: _Nest) -> None:
                     break
                 best = min(best, price.tile(((row, count),)), key=_tile_cost)
     if best.rows:
-        price = _Price(kernel, nests, nest, best.lane, best.lanes)
+        price = _Price(kernel, nests, nest, alone, best.lane, best.lanes)
         ((first, _),) = best.rows
         for second in _row_axes(kernel, nest, best.lane):
             for a in _row_counts(kernel, first) if second != first else ():
@@ -197,7 +203,7 @@ def _row_axes(kernel: Kernel, nest: _Nest, lane: int) -> list[int]:
 
 def _row_counts(kernel: Kernel, number: int) -> list[int]:
     size = kernel.axes[number].size
-    if size is None:
+    if size is None or kernel.axes[number].step > 1:
         return []
     return [n for n in ROWS if n <= size and not (kernel.is_in_place and size % n)]
 
@@ -205,7 +211,7 @@ def _row_counts(kernel: Kernel, number: int) -> list[int]:
 def _lane_counts(kernel: Kernel, number: int) -> list[int]:
     """Lanes that an axis can have: whole vectors, or a part of one that wastes nothing."""
     size = kernel.axes[number].size
-    if size is None:
+    if size is None or kernel.axes[number].step > 1:
         return []
     full = min(kernel.vector_lanes(number), 16)
     counts = [v * full for v in VECTORS]
@@ -310,17 +316,23 @@ class _Price:
     """
 
     def __init__(
-        self, kernel: Kernel, nests: list[_Nest], nest: _Nest, lane: int, lanes: int
+        self,
+        kernel: Kernel,
+        nests: list[_Nest],
+        nest: _Nest,
+        alone: list[float],
+        lane: int,
+        lanes: int,
     ) -> None:
         self.lane, self.lanes = lane, lanes
         self.main = _Body(kernel, nest, lane, lanes)
         self.bodies = [self.main]
-        self.others = 0.0  # of nests that will have lanes of their own
-        for other in nests:
+        self.others = 0.0
+        for other, cost in zip(nests, alone, strict=True):
             if other is not nest and (lane < 0 or other.mask >> lane & 1):
                 self.bodies.append(_Body(kernel, other, lane, lanes))
             elif other is not nest:
-                self.others += _cost_alone(kernel, other, nest.mask)
+                self.others += cost
         self.sizes = [a.range.src[0].vmax for a in kernel.axes]
         self.registers = 32 if kernel.target.vector_bytes >= 64 else 16
 

@@ -74,6 +74,7 @@ class Kernel:
         self.first_reduce = sum(not a.is_reduce for a in self.axes)
         self.masks = axis_masks(order, {r: 1 << k for k, r in enumerate(ranges)})
         self.nest_order = self._default_order()
+        self._vector_lanes = self._count_vector_lanes()
         self.applied_opts: tuple[Opt, ...] = ()
         self.strict = bool(STRICT_REDUCE)
         self.written = {n.src[0].src[0] for n in order if n.op is Ops.STORE}
@@ -189,13 +190,20 @@ class Kernel:
 
     def vector_lanes(self, number: int) -> int:
         """How many elements a vector along an axis holds: of the widest dtype that is computed."""
-        if self.target.vector_bytes <= 0:
-            return 1 << 30  # no vector registers to fill: one vector, however long
-        bit = 1 << number
-        dtypes_there = {n.dtype for n, m in self.masks.items() if m & bit}
-        sizes = [d.itemsize for d in dtypes_there if d.kind in "iu"]
-        sizes += [max(d.itemsize, 4) for d in dtypes_there if d.kind in "f8"]  # as float32
-        return max(1, self.target.vector_bytes // max(sizes, default=4))
+        return self._vector_lanes[number]
+
+    def _count_vector_lanes(self) -> list[int]:
+        nbytes = self.target.vector_bytes
+        if nbytes <= 0:
+            return [1 << 30] * len(self.axes)  # no registers to fill: one vector, however long
+        widest = [0] * len(self.axes)
+        for dtype, mask in {(n.dtype, m) for n, m in self.masks.items()}:
+            # narrow floats are computed as float32
+            size = max(dtype.itemsize, 4) if dtype.kind in "f8" else dtype.itemsize
+            for k in range(len(widest)) if dtype.kind in "iuf8" else ():
+                if mask >> k & 1:
+                    widest[k] = max(widest[k], size)
+        return [max(1, nbytes // (size or 4)) for size in widest]
 
     # ------------------------------------------------------------ what came of it
 
