@@ -5,12 +5,14 @@ from __future__ import annotations
 import ctypes
 import math
 import mmap
+import os
 import sys
 from fractions import Fraction
 
 import numpy as np
 import pytest
 
+from conftest import FULL, examples
 from linear import (
     Writer,
     at,
@@ -620,6 +622,77 @@ def test_a_thread_axis_runs_from_begin_to_end(cpu):
     np.testing.assert_array_equal(
         run_program(cpu, program, [np.zeros(6, np.int64)])[0], np.arange(6)
     )
+
+
+# ---------------------------------------------------------------- anything
+
+
+DRAWN = (dtypes.bool, dtypes.int8, dtypes.uint16, dtypes.int32, dtypes.uint32, dtypes.int64,
+         dtypes.uint64, dtypes.float32, dtypes.float64)  # fmt: skip
+OF_INTEGERS = (*ARITHMETIC, *DIVISION, *BITWISE, Ops.MAX, Ops.SHL, Ops.SHR)
+OF_FLOATS = (*ARITHMETIC, Ops.FDIV, Ops.MAX)
+OF_ONE_FLOAT = (Ops.NEG, Ops.SQRT, Ops.TRUNC, Ops.RECIPROCAL)
+
+
+def draw_expression(rng, values: list[UOp], steps: int, lanes: int) -> UOp:
+    """An expression over values and constants, each step an operation on what there is."""
+    made = list(values)
+
+    def some(dtype):
+        if rng.random() < 0.25:
+            number = rng.choice(edge_values(dtype)).item()
+            return splat(UOp.const(dtype.const(number), dtype), lanes)
+        of_dtype = [v for v in made if v.dtype is dtype]
+        return of_dtype[rng.integers(len(of_dtype))] if of_dtype else draw_cast(dtype)
+
+    def draw_cast(dtype):
+        return made[-1 - rng.integers(min(len(made), 5))].cast(dtype)
+
+    for _ in range(steps):
+        dtype = DRAWN[rng.integers(len(DRAWN))]
+        kind = rng.integers(6)
+        if kind == 0:
+            made.append(draw_cast(dtype))
+        elif kind == 1:
+            made.append(some(dtype).alu(list(COMPARISON)[rng.integers(3)], some(dtype)))
+        elif kind == 2:
+            made.append(some(dtypes.bool).alu(Ops.WHERE, some(dtype), some(dtype)))
+        elif dtype is dtypes.bool:
+            made.append(some(dtype).alu(list(BITWISE)[rng.integers(3)], some(dtype)))
+        elif dtype.kind == "f":
+            one = some(dtype)
+            if kind == 3:
+                made.append(one.alu(OF_ONE_FLOAT[rng.integers(4)]))
+            else:
+                made.append(one.alu(OF_FLOATS[rng.integers(len(OF_FLOATS))], some(dtype)))
+        else:
+            op = OF_INTEGERS[rng.integers(len(OF_INTEGERS))]
+            made.append(some(dtype).alu(op, some(dtype)))
+    return made[-1]
+
+
+@pytest.mark.parametrize("dev", NARROWED)
+@pytest.mark.parametrize("part", range(5))
+def test_drawn_expressions_are_what_python_makes_of_them(part, dev):
+    rng = np.random.default_rng(part + (int.from_bytes(os.urandom(6)) if FULL else 0))
+    for _ in range(examples(200, 12)):
+        lanes = int(rng.choice(LANES))
+        size = 3 * lanes + 2
+        inputs = [rng.choice(edge_values(d), size) for d in DRAWN]
+        seed, steps = int(rng.integers(1 << 60)), int(rng.integers(5, 40))
+
+        def expression(*values, seed=seed, steps=steps, lanes=lanes):
+            return draw_expression(np.random.default_rng(seed), values, steps, lanes)
+
+        loads = [at(param(k, d, size), 0).load(lanes=lanes) for k, d in enumerate(DRAWN)]
+        dtype = expression(*loads).dtype
+        program = elementwise(expression, inputs, dtype, lanes)
+        arrays = [np.zeros(size, np_type(dtype)), *inputs]
+        with Context(DEV=dev):
+            got = run_program(Device["CPU"], program, arrays)[0]
+        with np.errstate(all="ignore"):
+            expected = run_program(Device["PYTHON"], program, arrays)[0]
+        assert_bits(got, expected)
 
 
 # ---------------------------------------------------------------- size
