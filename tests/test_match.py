@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from conftest import examples
 from tiny.dtype import dtypes
 from tiny.helpers import DEBUG
 from tiny.uop.ops import Ops, PatternMatcher, UOp, UPat
-from tiny.uop.upat import take
+from tiny.uop.upat import NativeRule, take
 
 INDEX, F32 = dtypes.index, dtypes.float32
 A, B, C = (UOp.variable(name, 0, 9) for name in "abc")
@@ -221,7 +222,7 @@ def nodes(draw, depth=3):
     return UOp(op, INDEX, (draw(part), draw(part)))
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(20_000, 300))
 @given(patterns(), nodes())
 def test_compiled_patterns_find_what_a_plain_search_finds(pattern, node):
     expected = {tuple(sorted((k, id(v)) for k, v in s.items())) for s in naive(pattern, node, {})}
@@ -298,6 +299,13 @@ def test_native_right_hand_sides():
     assert pm.rewrite(A + 0) is A
     assert pm.rewrite(A * B) is B
     assert pm.rewrite(A + 1) is None
+
+
+def test_native_rules_are_not_made_in_python():
+    with pytest.raises(TypeError, match="Cython"):
+        NativeRule()
+    with pytest.raises(TypeError, match="asks for 'z'"):
+        PatternMatcher([(X + Y, take("z"))])
 
 
 def test_methods_and_callable_objects_are_right_hand_sides():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 import threading
 import weakref
 
@@ -10,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from conftest import examples
 from tiny._core.graph import table_stats
 from tiny.dtype import dtypes
 from tiny.uop.ops import Ops, PatternMatcher, UOp, UPat, graph_rewrite
@@ -140,7 +142,7 @@ def graphs(draw):
     return nodes[-1]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(5_000, 100))
 @given(graphs())
 def test_one_fixpoint_whatever_the_order(graph):
     # confluent and shrinking: every order of rewriting must end in one result
@@ -194,7 +196,7 @@ def test_substitution_refuses_what_is_no_node(changes):
         (A + 1).substitute(changes)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(5_000, 100))
 @given(graphs())
 def test_a_walk_substitutes_what_a_plain_recursion_substitutes(graph):
     changes = {A: B * 2, const(2): A, A + B: C, A * A: A + B}
@@ -407,6 +409,47 @@ def test_an_exception_leaves_no_reference_behind(mode):
     gc.collect()
     assert ref() is None
     assert table_stats()[0] <= before
+
+
+def test_rewrites_keep_every_count_of_references():
+    class Context:
+        pass
+
+    context, default = Context(), Context()
+
+    def keep(ctx, x, d=default):
+        return x
+
+    def fail(ctx, x):
+        raise ValueError
+
+    graph = (A + 1) * (B + 0) * 2
+    watched = [A, B, context, default, keep, fail, A + 1, graph]
+
+    def counts():
+        gc.collect()
+        return [sys.getrefcount(w) for w in watched]
+
+    def work():
+        for _ in range(50):
+            good = PatternMatcher([(X + UPat.cvar("c"), keep)])
+            good += PatternMatcher([(X * 2, take("x"))])
+            bad = PatternMatcher([(X + 1, fail)])
+            for mode in MODES:
+                graph_rewrite(graph, good, ctx=context, **mode)
+                with pytest.raises(ValueError):
+                    graph_rewrite(graph, bad, ctx=context, **mode)
+            good.judge(A + 1, context)
+            (X + 1).match(A + 1)
+            graph.substitute({A: B})
+            graph.substitute({A: B, B: A}, walk=True)
+            with pytest.raises(RewriteCycleError):
+                graph.substitute({A: A + 1})
+
+    work()
+    before = counts()
+    work()
+    assert counts() == before
 
 
 def test_a_rewrite_leaves_no_reference_behind():
