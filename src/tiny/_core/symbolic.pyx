@@ -771,23 +771,33 @@ cdef bint recombine(Form f, int budget) except -1:
 
 # ---------------------------------------------------------------- conditions
 
-cdef Node two_sides(int op, Form f):
-    """`terms op -constant` with what is negative moved to the right: no subtraction is left."""
-    cdef Form left = new_form(f.dtype), right = new_form(f.dtype)
-    cdef Node a, b
+cdef Node against_constant(int op, Form f):
+    """`f op 0` with the constant alone on one side, and the first term positive.
+
+    The terms are then the same node in both bounds of an index, and most of the index itself.
+    Two terms without a constant are compared with each other.
+    """
     cdef Py_ssize_t i
-    for i in range(f.count):
-        if f.c_terms[i].factor > 0:
-            left.add(f.c_terms[i].atom, f.c_terms[i].factor)
-        else:
-            right.add(f.c_terms[i].atom, -f.c_terms[i].factor)
-    if left.count:
-        right.add_constant(-f.constant)
+    cdef int64_t constant = f.constant
+    cdef bint negative = f.c_terms[0].factor < 0
+    cdef Node a, b
+    f.constant = 0
+    if f.count == 2 and constant == 0 and f.c_terms[0].factor == -f.c_terms[1].factor:
+        a, b = <Node>f.c_terms[0].atom, <Node>f.c_terms[1].atom
+        if negative and op == OP_CMPLT:
+            a, b = b, a
+        return settled(make2(op, types.BOOL, a, b))
+    if negative:
+        for i in range(f.count):
+            f.c_terms[i].factor = -f.c_terms[i].factor
     else:
-        left.add_constant(f.constant)
-    a, b = built(left), built(right)
-    if a is None or b is None:
+        constant = -constant
+    a = built(f)
+    if a is None or not fits(f.dtype, constant, constant):
         return None
+    b = settled(make_int(f.dtype, constant))
+    if negative and op == OP_CMPLT:
+        a, b = b, a
     return settled(make2(op, types.BOOL, a, b))
 
 
@@ -836,7 +846,7 @@ cdef Node less_than_zero(Form f):
             f.drop_zeros()
             f.constant = floordiv(f.constant, g) + period
             continue
-        return two_sides(OP_CMPLT, f)
+        return against_constant(OP_CMPLT, f)
     return None
 
 
@@ -858,12 +868,10 @@ cdef Node equals_zero(Form f, int op):
         g = gcd(g, f.c_terms[i].factor)
     if f.constant % g:
         return make_bool(op == OP_CMPNE)
-    if f.c_terms[0].factor < 0:
-        g = -g
     for i in range(f.count):
         f.c_terms[i].factor //= g
     f.constant //= g
-    return two_sides(op, f)
+    return against_constant(op, f)
 
 
 cdef inline bint is_not(Node x) noexcept:
