@@ -290,3 +290,32 @@ def test_incomparable_hoisted_reductions_are_not_in_one_kernel():
     bound = check(mul(x, y))
     assert bound.schedule.stats.kernels == 2
     assert "other loops" in bound.schedule.items[0].reason
+
+
+def test_loops_over_contiguous_memory_are_one():
+    x, y = buffer(4, 5, 6), buffer(4, 5, 6)
+    (kernel,) = kernels_of(relu(add(x, mul(y, y))))
+    assert sizes_of(kernel) == [120]
+
+
+def test_loops_of_a_sum_over_contiguous_memory_are_one():
+    (kernel,) = kernels_of(reduce(buffer(6, 3, 5, 7), 0, 2, 3))
+    assert sizes_of(kernel) == [3, 6, 35]
+
+
+def test_loops_are_not_merged_across_a_broadcast():
+    x, row = buffer(4, 5, 6), buffer(1, 5, 6)
+    (kernel,) = kernels_of(add(x, expand(row, 4, 5, 6)))
+    assert sizes_of(kernel) == [4, 30]
+
+
+def test_a_pool_cut_into_windows_is_whole_again():
+    x = reshape(buffer(2, 6, 10), 2, 3, 2, 5, 2)
+    (kernel,) = kernels_of(relu(x))
+    assert sizes_of(kernel) == [120]
+
+
+def test_windows_keep_their_dimensions():
+    (kernel,) = kernels_of(conv2d(buffer(2, 3, 8, 9), buffer(4, 3, 3, 3)))
+    assert sizes_of(kernel) == [2, 4, 6, 7, 3, 3, 3]
+    assert {load.src[0].arg.shape for load in loads(kernel)} == {(2, 3, 8, 9), (4, 3, 3, 3)}

@@ -254,7 +254,7 @@ class _Builder:
         draft.target = index
         if g.kind[i] == EFFECT and _reads_what_it_overwrites(draft):
             return self.staged(kernel, draft, value)
-        draft.sink = settle_loops(_store(buffer.dtype, shape, index, value, kernel), kernel.scopes)
+        draft.sink = _settled(_store(buffer.dtype, shape, index, value), kernel.scopes)
         return [draft]
 
     def staged(self, kernel: Kernel, draft: Draft, value: UOp) -> list[Draft]:
@@ -268,14 +268,14 @@ class _Builder:
         now = UOp(Ops.PARAM, dtype, (), ParamArg(slot, g.shape[written[0]]))
         value = _replaced(value, before, now)
         params = [(i, 0), *draft.params[1:], (written[0], written[1] - 1)]
-        sink = settle_loops(_store(dtype, shape, kernel.index, value, kernel), kernel.scopes)
+        sink = _settled(_store(dtype, shape, kernel.index, value), kernel.scopes)
         first = Draft(i, sink, params, draft.device, STAGED, (), draft.accesses)
         source = UOp(Ops.PARAM, dtype, (), ParamArg(1, shape))
         load = UOp(Ops.INDEX, dtype, (source, *kernel.index))
-        sink = _store(dtype, g.shape[written[0]], draft.target, load, kernel)
+        sink = _store(dtype, g.shape[written[0]], draft.target, load)
         second = Draft(
             i,
-            settle_loops(sink, ()),
+            _settled(sink, ()),
             [written, (i, 0)],
             draft.device,
             draft.reason,
@@ -304,11 +304,24 @@ def _reads_what_it_overwrites(draft: Draft) -> bool:
     )
 
 
-def _store(dtype: DType, shape: tuple[int, ...], index: Index, value: UOp, kernel: Kernel) -> UOp:
+def _store(dtype: DType, shape: tuple[int, ...], index: Index, value: UOp) -> UOp:
     """The kernel that writes a value to PARAM 0."""
     param = UOp(Ops.PARAM, dtype, (), ParamArg(0, shape))
     store = UOp(Ops.STORE, dtypes.void, (UOp(Ops.INDEX, dtype, (param, *index)), value))
-    return UOp(Ops.SINK, dtypes.void, (store,), KernelInfo(kernel_name(kernel)))
+    return UOp(Ops.SINK, dtypes.void, (store,), KernelInfo())
+
+
+def _settled(sink: UOp, scopes: Sequence[int]) -> UOp:
+    """The kernel with its loops as they will be, and named after them.
+
+    r or E for with and without a reduction, and the sizes of the loops.
+    """
+    sink = settle_loops(sink, scopes)
+    nodes = sink.postorder()
+    loops = sorted((n for n in nodes if n.op is Ops.RANGE), key=lambda n: n.arg.axis)
+    kind = "r" if any(n.op is Ops.REDUCE for n in nodes) else "E"
+    name = "_".join([kind, *[str(loop.src[0].vmax) for loop in loops]])
+    return UOp(Ops.SINK, dtypes.void, sink.src, KernelInfo(name))
 
 
 def _replaced(root: UOp, old: UOp, by: UOp) -> UOp:
@@ -363,10 +376,3 @@ def conjunction(clauses: Clauses) -> UOp:
 def identity_of(op: Ops, dtype: DType) -> UOp:
     """What a reduction of nothing gives."""
     return UOp.const({Ops.ADD: 0, Ops.MUL: 1}.get(op, dtype.min), dtype)
-
-
-def kernel_name(kernel: Kernel) -> str:
-    """r or E for with and without a reduction, and the sizes of the loops."""
-    sizes = "_".join([str(s) for s in kernel.sizes])
-    kind = "r" if kernel.reduces else "E"
-    return f"{kind}_{sizes}" if sizes else kind
