@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from tiny._core.symbolic import simplify
+from tiny.codegen.lower.indices import without_true_gates
 from tiny.codegen.lower.tiled import axis_masks
 from tiny.dtype import dtypes
 from tiny.uop.ops import Ops, UOp
@@ -26,7 +27,8 @@ Terms = frozenset[UOp]  # conditions that hold together
 
 def place_conditions(sink: UOp) -> UOp:
     """The kernel (level 2) with canonical indices, merged sums, and gates only on addresses."""
-    return _without_idle_steps(simplify(_Placing(simplify(sink)).sink()))
+    sink = _without_idle_steps(simplify(_Placing(simplify(sink)).sink()))
+    return without_true_gates(sink)
 
 
 class _Placing:

@@ -1,10 +1,7 @@
 """From a tiled kernel to a list of operations: copies of tiles, vectors of lanes, registers.
 
 Every node is computed once for each combination of the tiles that it depends on, as a scalar or
-as a vector of the lanes that it depends on. Each operation goes into the outermost loop that it
-can be in: a loop that is open is a list of operations of its own, put into its parent's list when
-the loop closes, so what is added to an outer list in the meantime comes before the inner loop.
-Loops run at least once.
+as a vector of the lanes that it depends on.
 
 Method: the recipe of register tiling by outer products (Goto and van de Geijn, ACM TOMS 2008),
 generalised to any graph: reduction tiles are outermost, then rows, copies of vectors innermost,
@@ -19,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
 
+from tiny.codegen.lower.emit import Emitter, Scope, constants_of
 from tiny.codegen.lower.indices import LinearForm, is_linear, linear_form
 from tiny.codegen.lower.tiled import Loop, TiledKernel, axis_masks
 from tiny.dtype import DType, dtypes
@@ -51,17 +49,6 @@ def expand(kernel: TiledKernel, sink: UOp, has_double: bool = False) -> tuple[UO
 
 
 @dataclass(slots=True)
-class _Scope:
-    """A loop that is open (or the whole program): its operations, and the values known in it."""
-
-    bit: int = 0
-    range: UOp | None = None
-    position: UOp | None = None
-    lines: list[UOp] = field(default_factory=list)
-    memo: dict[tuple[UOp, object], UOp] = field(default_factory=dict)
-
-
-@dataclass(slots=True)
 class _Node:
     """What is known of a node before anything is expanded.
 
@@ -89,8 +76,9 @@ class _Accumulator:
     registers: list[UOp] = field(default_factory=list)  # outermost loops first
 
 
-class _Expansion:
+class _Expansion(Emitter):
     def __init__(self, kernel: TiledKernel, sink: UOp, has_double: bool) -> None:
+        super().__init__()
         self.kernel, self.sink = kernel, sink
         self.has_double = has_double and not kernel.strict
         order = sink.postorder()
@@ -107,9 +95,6 @@ class _Expansion:
         self.nodes: dict[UOp, _Node] = {}
         self._describe(order)
 
-        self.scopes = [_Scope()]
-        self.home: dict[UOp, int] = {}  # operation -> depth of the loop it belongs to
-        self.depths: dict[int, int] = {}  # mask -> depth, as the scopes are now
         self.next_axis = self.next_register = 0
 
     # ------------------------------------------------------------ what is known beforehand
@@ -148,16 +133,6 @@ class _Expansion:
 
     # ------------------------------------------------------------ loops
 
-    def _depth(self, mask: int) -> int:
-        """The depth of the innermost open loop among these axes."""
-        depth = self.depths.get(mask)
-        if depth is None:
-            depth = len(self.scopes) - 1
-            while depth and not self.scopes[depth].bit & mask:
-                depth -= 1
-            self.depths[mask] = depth
-        return depth
-
     def _open(self, bit: int, loop: Loop) -> None:
         count = loop.count
         if loop.limit is None:
@@ -166,35 +141,15 @@ class _Expansion:
         arg = RangeArg(self.next_axis, loop.leaf.arg.kind)
         self.next_axis += 1
         iteration = UOp(Ops.RANGE, dtypes.index, (count,), arg)
-        scope = _Scope(bit, iteration, position=iteration)
+        scope = Scope(bit, iteration, position=iteration)
         self.scopes.append(scope)
         self.depths.clear()
         self.home[iteration] = len(self.scopes) - 1
         if loop.limit is not None:
-            start = self._times(iteration, loop.step)
-            limit = self._const(loop.limit)
+            start = self.times(iteration, loop.step)
+            limit = self.const(loop.limit)
             inside = self.emit(UOp(Ops.CMPLT, dtypes.bool, (start, limit)))
             scope.position = self.emit(UOp(Ops.WHERE, dtypes.index, (inside, start, limit)))
-
-    def _close(self) -> UOp:
-        """Put the innermost loop into its parent; the END of it."""
-        scope = self.scopes.pop()
-        self.depths.clear()
-        assert scope.range is not None
-        end = UOp(Ops.END, dtypes.void, (scope.range,))
-        self.scopes[-1].lines += [scope.range, *scope.lines, end]
-        return end
-
-    def emit(self, uop: UOp) -> UOp:
-        """Place an operation, once, in the outermost loop that all its sources allow."""
-        home = self.home
-        if uop not in home:
-            depth = 0
-            for s in uop.src:
-                depth = max(depth, home[s])
-            home[uop] = depth
-            self.scopes[depth].lines.append(uop)
-        return uop
 
     # ------------------------------------------------------------ the whole
 
@@ -221,7 +176,7 @@ class _Expansion:
             self._nest(stores, bool(loads & {s.src[0].src[0] for s in stores}))
             written |= {s.src[0].src[0] for s in stores}
         while len(self.scopes) > 1:
-            self._close()
+            self.close()
         return tuple(self.scopes[0].lines)
 
     def _nest(self, stores: list[UOp], in_place: bool) -> None:
@@ -234,7 +189,7 @@ class _Expansion:
                 break
             shared += 1
         while len(self.scopes) - 1 > shared:
-            self._close()
+            self.close()
         for bit, loop in loops[shared:]:
             self._open(bit, loop)
         reduces = 0
@@ -265,11 +220,11 @@ class _Expansion:
 
     def _known(self, node: UOp, combo: Combo) -> UOp | None:
         info = self.nodes[node]
-        return self.scopes[self._depth(info.mask)].memo.get((node, info.key(combo)))
+        return self.scopes[self.depth(info.mask)].memo.get((node, info.key(combo)))
 
     def _remember(self, node: UOp, combo: Combo, value: UOp) -> None:
         info = self.nodes[node]
-        self.scopes[self._depth(info.mask)].memo[node, info.key(combo)] = value
+        self.scopes[self.depth(info.mask)].memo[node, info.key(combo)] = value
 
     def value(self, root: UOp, combo: Combo) -> UOp:
         """The operation that computes a node at a combination, and all it needs, placed.
@@ -300,70 +255,26 @@ class _Expansion:
         if op is Ops.RANGE:
             bit = 1 << node.arg.axis
             if bit & self.loop_mask:
-                position = self.scopes[self._depth(bit)].position
+                position = self.scopes[self.depth(bit)].position
                 assert position is not None
                 return position
             if bit & self.lane_mask:
-                return self._constants(range(node.src[0].arg), dtypes.index)
-            return self._const(combo[self.tile_bits.index(bit)])
+                return self.constants(range(node.src[0].arg), dtypes.index)
+            return self.const(combo[self.tile_bits.index(bit)])
         if info.form is not None:
             return self._index_value(info, combo)
         if op in (Ops.CONST, Ops.DEFINE_VAR, Ops.PARAM):
             return self.emit(node)
         if op not in GroupOp.Elementwise:
             raise ValueError(f"{op!r} is no part of a kernel; the schedule has to remove it")
-        return self._alu(node, [self._value_of(s, combo) for s in node.src])
+        return self.alu(node, [self._value_of(s, combo) for s in node.src])
 
     def _value_of(self, node: UOp, combo: Combo) -> UOp:
         found = self._known(node, combo)
         assert found is not None, f"{node.op!r} is not computed yet"
         return found
 
-    def _alu(self, node: UOp, src: list[UOp]) -> UOp:
-        """An elementwise operation; scalars meet vectors as broadcasts, constants are folded."""
-        op, dtype = node.op, node.dtype
-        lanes = max((s.shape[0] for s in src if s.shape), default=1)
-        if op in _FOLD:
-            columns = [c for s in src if (c := _constants_of(s, lanes)) is not None]
-            if len(columns) == len(src):
-                rows = zip(*columns, strict=True)
-                return self._constants([dtype.const(_FOLD[op](*row)) for row in rows], dtype)
-        if op is Ops.WHERE and src[0].op is Ops.CONST:
-            return src[1] if src[0].arg else src[2]
-        if op is Ops.AND and dtype is dtypes.bool:
-            for a, b in (src, src[::-1]):
-                if a.op is Ops.CONST:
-                    return b if a.arg else a
-        if lanes > 1:
-            src = [self._wide(s, lanes) for s in src]
-        return self.emit(UOp(op, dtype, tuple(src), node.arg))
-
-    def _const(self, value: int) -> UOp:
-        return self.emit(UOp.const(value, dtypes.index))
-
-    def _constants(self, values: Sequence[int], dtype: DType) -> UOp:
-        """A constant for each lane; a scalar if they are all the same."""
-        lanes = [self.emit(UOp.const(v, dtype)) for v in values]
-        if all(x is lanes[0] for x in lanes):
-            return lanes[0]
-        return self.emit(UOp(Ops.STACK, dtype, tuple(lanes)))
-
-    def _wide(self, x: UOp, lanes: int) -> UOp:
-        """A value in all lanes."""
-        return x if x.shape else self.emit(UOp(Ops.EXPAND, x.dtype, (x,), (lanes,)))
-
-    def _lane(self, x: UOp, lane: int) -> UOp:
-        """One lane of a value."""
-        if not x.shape:
-            return x
-        if x.op is Ops.STACK:
-            return x.src[lane]
-        return self.emit(UOp(Ops.GEP, x.dtype, (x,), lane))
-
     # ------------------------------------------------------------ indices
-
-    def _times(self, x: UOp, factor: int) -> UOp:
-        return x if factor == 1 else self._index_op(Ops.MUL, x, self._const(factor))
 
     def _base(self, form: LinearForm, combo: Combo, lane: int = 0) -> tuple[UOp | None, int]:
         """(sum over loops, constant) of an index in one lane: outer loops are added up first."""
@@ -378,7 +289,7 @@ class _Expansion:
                 if not bit & self.loop_mask:
                     constant += factor * combo[self.tile_bits.index(bit)]
                     continue
-            x = self._lane(self._value_of(term, combo), lane)
+            x = self.lane(self._value_of(term, combo), lane)
             if x.op is Ops.CONST:
                 constant += factor * x.arg
             else:
@@ -386,7 +297,7 @@ class _Expansion:
         parts.sort(key=itemgetter(0))
         total: UOp | None = None
         for _, x, factor in parts:
-            part = self._times(x, factor)
+            part = self.times(x, factor)
             total = part if total is None else self.emit(total + part)
         return total, constant
 
@@ -394,8 +305,8 @@ class _Expansion:
         """The value of an index in one lane."""
         base, constant = self._base(form, combo, lane)
         if base is None:
-            return self._const(constant)
-        return self.emit(base + self._const(constant)) if constant else base
+            return self.const(constant)
+        return self.emit(base + self.const(constant)) if constant else base
 
     def _stride(self, form: LinearForm, lane: UOp | None) -> int | None:
         """How far apart neighbouring lanes of an index are; None if not evenly."""
@@ -423,28 +334,25 @@ class _Expansion:
         same = [(t, f) for t, f in form.terms if not self.nodes[t].mask & bit]
         base, constant = self._base(LinearForm(form.constant, tuple(same)), combo)
         total = [constant] * lanes  # of the lanes' constant parts
-        parts = [] if base is None else [self._wide(base, lanes)]
+        parts = [] if base is None else [self.wide(base, lanes)]
         for term, factor in form.terms:
             if term is lane:
                 total = [c + factor * k for k, c in enumerate(total)]
             elif self.nodes[term].mask & bit:
                 x = self._value_of(term, combo)
-                known = _constants_of(x, lanes)
+                known = constants_of(x, lanes)
                 if known is not None:
                     total = [c + factor * v for c, v in zip(total, known, strict=True)]
                     continue
-                x = self._wide(x, lanes)
+                x = self.wide(x, lanes)
                 if factor != 1:
-                    x = self._index_op(Ops.MUL, x, self._wide(self._const(factor), lanes))
+                    x = self.index_op(Ops.MUL, x, self.wide(self.const(factor), lanes))
                 parts.append(x)
         if not parts or any(total):
-            parts.append(self._wide(self._constants(total, dtypes.index), lanes))
+            parts.append(self.wide(self.constants(total, dtypes.index), lanes))
         for part in parts[1:]:
-            parts[0] = self._index_op(Ops.ADD, parts[0], part)
+            parts[0] = self.index_op(Ops.ADD, parts[0], part)
         return parts[0]
-
-    def _index_op(self, op: Ops, a: UOp, b: UOp) -> UOp:
-        return self.emit(UOp(op, dtypes.index, (a, b)))
 
     # ------------------------------------------------------------ memory
 
@@ -479,17 +387,13 @@ class _Expansion:
         if stride == -1 and (gate is None or not gate.shape):
             address = self._address(index, self._offset(info.form, combo, lanes - 1))
             backward = self.emit(UOp(Ops.LOAD, index.dtype, (address, *gated), lanes))
-            return self._reversed(backward)
+            return self.reversed(backward)
         parts = []
         for lane, at in enumerate(self._lane_offsets(info.form, info.lane, combo)):
             address = self._address(index, at)
-            gated = () if gate is None else (self._lane(gate, lane),)
+            gated = () if gate is None else (self.lane(gate, lane),)
             parts.append(self.emit(UOp(Ops.LOAD, index.dtype, (address, *gated), 1)))
         return self.emit(UOp(Ops.STACK, index.dtype, tuple(parts)))
-
-    def _reversed(self, x: UOp) -> UOp:
-        lanes = tuple([self._lane(x, k) for k in reversed(range(x.shape[0]))])
-        return self.emit(UOp(Ops.STACK, x.dtype, lanes))
 
     def _lane_offsets(self, form: LinearForm, lane: UOp | None, combo: Combo) -> list[UOp]:
         """The value of an index in each lane, by itself."""
@@ -497,7 +401,7 @@ class _Expansion:
         lanes = lane.src[0].arg
         if self._stride(form, lane) is None:
             offsets = self._offsets(form, lane, combo)
-            return [self._lane(offsets, k) for k in range(lanes)]
+            return [self.lane(offsets, k) for k in range(lanes)]
         return [self._offset(form, combo, k) for k in range(lanes)]
 
     def _address_values(self, index: UOp, combo: Combo) -> None:
@@ -522,14 +426,14 @@ class _Expansion:
         if stride == 0:
             raise ValueError("the lanes of a vector are all stored to one address")
         if stride == 1:
-            self._write(index, self._offset(info.form, combo), self._wide(value, lanes), gate)
+            self._write(index, self._offset(info.form, combo), self.wide(value, lanes), gate)
         elif stride == -1 and (gate is None or not gate.shape):
-            backward = self._reversed(self._wide(value, lanes))
+            backward = self.reversed(self.wide(value, lanes))
             self._write(index, self._offset(info.form, combo, lanes - 1), backward, gate)
         else:
             for k, at in enumerate(self._lane_offsets(info.form, lane, combo)):
-                one = None if gate is None else self._lane(gate, k)
-                self._write(index, at, self._lane(value, k), one)
+                one = None if gate is None else self.lane(gate, k)
+                self._write(index, at, self.lane(value, k), one)
 
     def _write(self, index: UOp, offset: UOp, value: UOp, gate: UOp | None) -> None:
         """A STORE, in the innermost loop."""
@@ -593,7 +497,7 @@ class _Expansion:
         loops = [(bit, loop) for bit, loop in self.loops if bit & bits]
         own = [k for k, b in enumerate(self.tile_bits) if b & bits]
         lane = next((r for r in over if r.arg.kind is AxisType.VEC), None)
-        depth = self._depth(self.nodes[group[0]].mask)
+        depth = self.depth(self.nodes[group[0]].mask)
         inner, self.scopes = self.scopes[depth + 1 :], self.scopes[: depth + 1]
         self.depths.clear()
 
@@ -641,21 +545,21 @@ class _Expansion:
                 update = UOp(Ops.STORE, dtypes.void, (a.registers[n], a.value))
                 self.scopes[-1].lines.append(update)
             for _ in level:
-                end = self._close()
+                end = self.close()
             for q, a in accumulators:
                 a.value = UOp(Ops.AFTER, a.registers[n].dtype, (a.registers[n], end))
                 self.home[a.value] = len(self.scopes) - 1
                 self.scopes[-1].lines.append(a.value)
                 if n:
                     total = a.registers[n - 1]
-                    a.value = self._combine(q, total, self._as(a.value, total.dtype))
+                    a.value = self._combine(q, total, self.as_dtype(a.value, total.dtype))
         for q, mine in zip(group, registers, strict=True):
             for outer in self._combos(self.nodes[q].tiles):
                 values = [mine[outer, at].value for at in self._combos(separate)]
                 total = self._tree(q, values)
                 if lane is not None:
                     total = self._horizontal(q, total)
-                self._remember(q, outer, self._as(total, q.dtype))
+                self._remember(q, outer, self.as_dtype(total, q.dtype))
         self.scopes += inner
         self.depths.clear()
 
@@ -701,10 +605,6 @@ class _Expansion:
     def _is_short(loops: list[_OpenLoop]) -> bool:
         return _steps(loops) <= SHORT_SUM
 
-    def _as(self, x: UOp, dtype: DType) -> UOp:
-        """A value in another precision."""
-        return x if x.dtype is dtype else self.emit(UOp(Ops.CAST, dtype, (x,)))
-
     def _separate(self, own: list[int], accumulators: int) -> list[int]:
         """The tiles of a reduction that get accumulators of their own."""
         found: list[int] = []
@@ -720,7 +620,7 @@ class _Expansion:
         value = {Ops.ADD: 0, Ops.MUL: 1, Ops.MAX: q.dtype.min}[q.arg.op]
         start = self.emit(UOp.const(value, dtype))
         lane = self.nodes[q.src[0]].lane if lane is None else lane
-        return start if lane is None else self._wide(start, lane.src[0].arg)
+        return start if lane is None else self.wide(start, lane.src[0].arg)
 
     def _combine(self, q: UOp, a: UOp, b: UOp) -> UOp:
         op = (_COMBINE_BOOL if q.dtype is dtypes.bool else _COMBINE)[q.arg.op]
@@ -735,7 +635,7 @@ class _Expansion:
 
         def get(node: UOp) -> UOp:
             x = self.value(node, combo)
-            return self._wide(x, lanes) if lanes > 1 else x
+            return self.wide(x, lanes) if lanes > 1 else x
 
         condition: UOp | None = None
         is_sum = q.arg.op is Ops.ADD
@@ -749,10 +649,10 @@ class _Expansion:
             a, b = get(value.src[0]), get(value.src[1])
             new = self.emit(UOp(Ops.MULACC, q.dtype, (a, b, total)))
         else:
-            new = self._combine(q, total, self._as(get(value), total.dtype))
+            new = self._combine(q, total, self.as_dtype(get(value), total.dtype))
         if condition is None:
             return new
-        condition = self._wide(condition, lanes) if lanes > 1 else condition
+        condition = self.wide(condition, lanes) if lanes > 1 else condition
         return self.emit(UOp(Ops.WHERE, new.dtype, (condition, new, total)))
 
     def _tree(self, q: UOp, values: list[UOp]) -> UOp:
@@ -771,8 +671,8 @@ class _Expansion:
             count = x.shape[0]
             half = count // 2
             if count % 2:
-                rest.append(self._lane(x, count - 1))
-            lanes = [self._lane(x, k) for k in range(2 * half)]
+                rest.append(self.lane(x, count - 1))
+            lanes = [self.lane(x, k) for k in range(2 * half)]
             if half == 1:
                 x = self._combine(q, *lanes)
             else:
@@ -818,35 +718,3 @@ def _bits(numbers: int) -> list[int]:
         found.append(low.bit_length() - 1)
         numbers ^= low
     return found
-
-
-def _constants_of(x: UOp, lanes: int) -> list[int] | None:
-    """The integers in the lanes of a value, if they are known."""
-    if x.dtype.kind not in "xb":
-        return None
-    if x.op is Ops.CONST:
-        return [x.arg] * lanes
-    if x.op is Ops.STACK and all(s.op is Ops.CONST for s in x.src):
-        return [s.arg for s in x.src]
-    return None
-
-
-# Of indices and conditions only: they are exact, and where tiles have made them constants the
-# rest of an address or a gate depends on it. Quotients are of numbers that are not negative.
-_FOLD: dict[Ops, Callable[..., int]] = {
-    Ops.ADD: lambda a, b: a + b,
-    Ops.MUL: lambda a, b: a * b,
-    Ops.FLOORDIV: lambda a, b: a // b if b else 0,
-    Ops.FLOORMOD: lambda a, b: a % b if b else 0,
-    Ops.CDIV: lambda a, b: a // b if b else 0,
-    Ops.CMOD: lambda a, b: a % b if b else 0,
-    Ops.SHR: lambda a, b: a >> b,
-    Ops.MAX: max,
-    Ops.AND: lambda a, b: a & b,
-    Ops.OR: lambda a, b: a | b,
-    Ops.XOR: lambda a, b: a ^ b,
-    Ops.CMPLT: lambda a, b: a < b,
-    Ops.CMPNE: lambda a, b: a != b,
-    Ops.CMPEQ: lambda a, b: a == b,
-    Ops.WHERE: lambda c, a, b: a if c else b,
-}

@@ -9,7 +9,14 @@ from tiny.codegen.lower.decompose import lower_division
 from tiny.dtype import dtypes
 from tiny.uop.ops import Ops, UOp
 
-__all__ = ["LinearForm", "flatten_indices", "is_linear", "linear_form", "lower_index_division"]
+__all__ = [
+    "LinearForm",
+    "flatten_indices",
+    "is_linear",
+    "linear_form",
+    "lower_index_division",
+    "without_true_gates",
+]
 
 
 class LinearForm(NamedTuple):
@@ -35,17 +42,22 @@ def flatten_indices(sink: UOp) -> UOp:
                 stride *= shape[k]
             src = (src[0], offset, *src[1 + len(shape) :])
         new[node] = node if src == node.src else node.replace(src=src)
-    return _without_true_gates(simplify(new[sink]))
+    return without_true_gates(simplify(new[sink]))
 
 
-def _without_true_gates(sink: UOp) -> UOp:
+def without_true_gates(sink: UOp) -> UOp:
+    """The graph less the gates that always hold."""
     new: dict[UOp, UOp] = {}
     for node in sink.postorder():
         src = tuple([new[s] for s in node.src])
-        if node.op is Ops.INDEX and len(src) == 3 and src[2].op is Ops.CONST and src[2].arg:
-            src = src[:2]
+        if node.op is Ops.INDEX and _is_true(src[-1]):
+            src = src[:-1]
         new[node] = node if src == node.src else node.replace(src=src)
     return new[sink]
+
+
+def _is_true(x: UOp) -> bool:
+    return x.op is Ops.CONST and x.dtype is dtypes.bool and x.arg
 
 
 def lower_index_division(sink: UOp) -> UOp:
