@@ -195,7 +195,8 @@ def _zero(node: UOp, x: UOp) -> UOp | None:
 
 # Exact: constants by the arithmetic that every target shares. Each rule removes a node.
 pm_constants = PatternMatcher(
-    [(UPat(GroupOp.Elementwise, src=UPat(Ops.CONST), name="x"), fold_constants)], name="pm_constants"
+    [(UPat(GroupOp.Elementwise, src=UPat(Ops.CONST), name="x"), fold_constants)],
+    name="pm_constants",
 )
 
 # Integers of any width, wrapping included. Each rule removes an operation, or joins constants.
