@@ -29,7 +29,9 @@ import weakref
 from tiny._core.ops import Ops
 
 cdef extern from "Python.h":
-    PyObject *PyObject_Vectorcall(PyObject *f, PyObject **args, size_t nargsf, PyObject *kw)
+    ctypedef PyObject *(*vectorcallfunc)(PyObject *f, PyObject **args, size_t nargsf, PyObject *kw)
+    vectorcallfunc PyVectorcall_Function(object f)
+    vectorcallfunc PyObject_Vectorcall
     size_t PY_VECTORCALL_ARGUMENTS_OFFSET
     int PyErr_CheckSignals() except -1
     int PyObject_RichCompareBool(PyObject *a, PyObject *b, int op) except -1
@@ -99,6 +101,7 @@ cdef struct Match:
 
 cdef struct Rule:
     PyObject *function
+    vectorcallfunc call     # how to call it, looked up once
     native_function native
     PyObject *defaults      # tuple
     PyObject *name          # str
@@ -481,6 +484,9 @@ cdef class RuleTable:
         for i, (pattern, function) in enumerate(self.patterns):
             rule = &self.c_rules[i]
             rule.function = <PyObject *>function
+            rule.call = PyVectorcall_Function(function)
+            if rule.call == NULL:
+                rule.call = PyObject_Vectorcall
             rule.native = NULL
             if isinstance(function, NativeRule):
                 rule.native = (<NativeRule>function).c_function
@@ -845,7 +851,7 @@ cdef object call(Rule *rule, Ins *end, PyObject **reg, object ctx):
             args[i] = borrowed_item(rule.defaults, slots[i] - DEFAULT)
     if rule.native != NULL:
         return rule.native(args)
-    result = PyObject_Vectorcall(rule.function, args, end.reg | PY_VECTORCALL_ARGUMENTS_OFFSET, NULL)
+    result = rule.call(rule.function, args, end.reg | PY_VECTORCALL_ARGUMENTS_OFFSET, NULL)
     if result == NULL:
         try:
             owned(result)
