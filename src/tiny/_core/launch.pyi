@@ -1,16 +1,17 @@
 """Memory of the host, and calls of compiled CPU kernels."""
 
-from typing import Any
+from typing import Any, Self, final
 
+@final
 class HostMemory:
-    def __init__(
-        self,
+    def __new__(
+        cls,
         nbytes: int = 0,
         *,
         part_of: HostMemory | None = None,
         offset: int = 0,
         shared: Any = None,
-    ) -> None: ...
+    ) -> Self: ...
     @property
     def nbytes(self) -> int: ...
     @property
@@ -24,15 +25,16 @@ class HostMemory:
 
 def copy_memory(to: HostMemory, source: HostMemory, nbytes: int) -> None: ...
 
+@final
 class HostKernel:
-    def __init__(
-        self,
+    def __new__(
+        cls,
         name: str,
         phases: tuple[tuple[int, int], ...],
         buffers: int,
         kinds: bytes,
         code: object,
-    ) -> None: ...
+    ) -> Self: ...
     @property
     def name(self) -> str: ...
     @property

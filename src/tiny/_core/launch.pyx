@@ -5,6 +5,7 @@ A kernel is a list of phases, each a C function
 void *scratch_shared, int64_t begin, int64_t end)` that does the steps begin..end-1 of its count.
 """
 
+cimport cython
 from cpython.buffer cimport (
     PyBUF_SIMPLE,
     PyBUF_WRITABLE,
@@ -27,6 +28,7 @@ cdef enum:
     ON_STACK = 64  # as many buffers and variables are passed without an allocation
 
 
+@cython.final
 cdef class HostMemory:
     """Bytes of host memory: its own (64-byte aligned), a part of another, or those of an object.
 
@@ -115,6 +117,7 @@ cdef union _Slot:
     float float32
 
 
+@cython.final
 cdef class HostKernel:
     """A compiled kernel, called with the memory of its buffers and the values of its variables.
 

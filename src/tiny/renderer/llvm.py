@@ -46,7 +46,9 @@ class LLVMRenderer(Renderer):
 
     def render(self, program: LinearProgram) -> str:
         """The text of a module with the one function `program.name`."""
-        return _Function(program, self.target).text()
+        declared: dict[str, None] = {}
+        function = _Function(program, self.target, declared).text()
+        return "\n".join([function, *declared, ""])
 
 
 def memory_type(dtype: DType) -> str:
@@ -118,10 +120,10 @@ class _Loop(NamedTuple):
 class _Function:
     """One function being written, top to bottom."""
 
-    def __init__(self, program: LinearProgram, target: Target) -> None:
+    def __init__(self, program: LinearProgram, target: Target, declared: dict[str, None]) -> None:
         self.program, self.target = program, target
+        self.declared = declared  # lines for the intrinsics that the module uses
         self.lines: list[str] = []
-        self.declared: dict[str, None] = {}
         self.names: dict[UOp, str] = {}
         self.registers: dict[UOp, str] = {}  # what each DEFINE_REG holds at this line
         self.count = 0
@@ -132,7 +134,7 @@ class _Function:
         self.branches: dict[UOp, tuple[str, str, dict[UOp, str]]] = {}
 
     def text(self) -> str:
-        """The whole module."""
+        """The definition. Buffers and variables are loaded once, in front of everything."""
         for k, param in enumerate(self.program.params):
             self.emit(f"%b{param.slot}.at = getelementptr ptr, ptr %buffers, i64 {k}")
             self.emit(f"%b{param.slot} = load ptr, ptr %b{param.slot}.at, align 8")
@@ -141,16 +143,16 @@ class _Function:
             self.names[variable] = self.load(at, variable.dtype, 1, align=8)
         for node in self.program.uops:
             self.write(node)
-        wide = ' "prefer-vector-width"="512"' if self.target.vector_bytes >= 64 else ""
+        attributes = 'nounwind "no-builtins" "no-stack-arg-probe"'
+        if self.target.vector_bytes >= 64:
+            attributes += ' "prefer-vector-width"="512"'
         return "\n".join(
             [
-                f'define void @"{self.program.name}"({ARGUMENTS}) nounwind "no-builtins"{wide} {{',
+                f'define void @"{self.program.name}"({ARGUMENTS}) {attributes} {{',
                 "entry:",
                 *self.lines,
                 "  ret void",
                 "}",
-                *self.declared,
-                "",
             ]
         )
 
