@@ -420,7 +420,7 @@ def test_a_kernel_that_does_not_compile_is_named(numbers, monkeypatch):
     monkeypatch.setattr(
         type(renderer), "render", lambda self, program: "this is no IR", raising=True
     )
-    with pytest.raises(CompileError, match=r"kernel e_6_8 could not be compiled") as caught:
+    with pytest.raises(CompileError, match=r"kernel e_\d+(_\d+)* could not be compiled") as caught:
         value_of(host(numbers) + host(numbers))
     assert caught.value.source == "this is no IR"
     assert caught.value.name == "e_6_8"
