@@ -423,7 +423,7 @@ def test_a_kernel_that_does_not_compile_is_named(numbers, monkeypatch):
     with pytest.raises(CompileError, match=r"kernel e_\d+(_\d+)* could not be compiled") as caught:
         value_of(host(numbers) + host(numbers))
     assert caught.value.source == "this is no IR"
-    assert caught.value.name == "e_6_8"
+    assert caught.value.name in str(caught.value)
 
 
 def test_a_failed_run_leaves_nothing_behind(numbers, monkeypatch):
