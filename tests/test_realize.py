@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from tiny.device import Buffer, CompileError, Device
+from tiny.device import Buffer, CompileError, Device, HostAllocator
 from tiny.dtype import _to_np_dtype, dtypes
 from tiny.engine import DeviceRuntime, compile_kernel
 from tiny.engine import realize as realize_module
@@ -264,6 +264,27 @@ def test_temporaries_share_an_arena_that_is_given_back(numbers):
     for _ in range(6):
         expected = a_host * (expected * expected).sum(1, keepdims=True).T
     np.testing.assert_allclose(runtime.to_host(found[x]), expected, rtol=1e-4)
+
+
+def test_the_second_run_takes_all_its_memory_from_the_pool(numbers, monkeypatch):
+    def run(device):
+        a = host(numbers, device)
+        x = UOp(Ops.CONTIGUOUS, f32, (a * a,))
+        return movement(Ops.PERMUTE, x, (1, 0)) + movement(Ops.PERMUTE, a, (1, 0))
+
+    def both():
+        moved = UOp(Ops.COPY, f32, (run("CPU:1"),), "CPU")
+        (found,) = runtime.realize([moved + run("CPU")]).values()  # an arena on each device
+        return runtime.to_host(found)
+
+    first = both()
+    asked = []
+    original = HostAllocator._alloc
+    monkeypatch.setattr(
+        HostAllocator, "_alloc", lambda self, *args: asked.append(args) or original(self, *args)
+    )
+    np.testing.assert_array_equal(both(), first)
+    assert asked == []
 
 
 # ---------------------------------------------------------------- caches

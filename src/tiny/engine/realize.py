@@ -137,6 +137,7 @@ def run_schedule(
             _copy(schedule, item, memory)
         else:
             _launch(item, devices[item.device], memory, values)
+    memory.clear()  # parts before their arenas, or these would still be in use when given back
     return buffers
 
 
