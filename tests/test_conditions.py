@@ -78,6 +78,11 @@ def test_sums_of_sums_under_conditions_become_one_sum():
     assert total.src[0].src[1].op is Ops.MUL
 
 
+def test_strict_sums_are_not_merged():
+    placed = place_conditions(convolution_gradient().sink, strict=True)
+    assert len(of(placed, Ops.REDUCE)) == 3
+
+
 def test_steps_in_which_nothing_is_in_range_are_cut_off():
     placed = place_conditions(convolution_gradient(window=5).sink)
     assert sorted(r.src[0].arg for r in of(placed, Ops.RANGE)) == [2, 3, 3, 3, 7, 7]

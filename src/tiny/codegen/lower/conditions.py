@@ -25,16 +25,20 @@ __all__ = ["place_conditions"]
 Terms = frozenset[UOp]  # conditions that hold together
 
 
-def place_conditions(sink: UOp) -> UOp:
-    """The kernel (level 2) with canonical indices, merged sums, and gates only on addresses."""
-    sink = _without_idle_steps(simplify(_Placing(simplify(sink)).sink()))
+def place_conditions(sink: UOp, strict: bool = False) -> UOp:
+    """The kernel (level 2) with canonical indices, merged sums, and gates only on addresses.
+
+    With `strict`, sums are not merged: each adds up in its own order.
+    """
+    sink = _without_idle_steps(simplify(_Placing(simplify(sink), strict).sink()))
     return without_true_gates(sink)
 
 
 class _Placing:
     """One walk. `masked` says of a new node that it is `inner` where all terms hold, else 0."""
 
-    def __init__(self, sink: UOp) -> None:
+    def __init__(self, sink: UOp, strict: bool) -> None:
+        self.strict = strict
         self.order = sink.postorder()
         ranges = [n for n in self.order if n.op is Ops.RANGE]
         self.axes = axis_masks(self.order, {r: 1 << k for k, r in enumerate(ranges)})
@@ -103,7 +107,7 @@ class _Placing:
     def sum(self, old: UOp, node: UOp) -> UOp:
         """A sum of sums, each under conditions that do not depend on its own ranges: one sum."""
         terms, inner = self.masked.get(node.src[0], (frozenset(), node.src[0]))
-        if inner.op is not Ops.REDUCE or inner.arg.op is not Ops.ADD:
+        if self.strict or inner.op is not Ops.REDUCE or inner.arg.op is not Ops.ADD:
             return node
         below = old.src[0]
         while below.op is not Ops.REDUCE:  # all of it is for this sum only

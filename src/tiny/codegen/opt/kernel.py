@@ -61,7 +61,8 @@ class Kernel:
     """
 
     def __init__(self, ast: UOp, target: Target) -> None:
-        self.ast, self.target = place_conditions(ast), target
+        self.strict = bool(STRICT_REDUCE)
+        self.ast, self.target = place_conditions(ast, self.strict), target
         order = self.ast.postorder()
         reduced = {r for n in order if n.op is Ops.REDUCE for r in n.src[1:]}
         ranges = [n for n in order if n.op is Ops.RANGE]
@@ -76,7 +77,6 @@ class Kernel:
         self.nest_order = self._default_order()
         self._vector_lanes = self._count_vector_lanes()
         self.applied_opts: tuple[Opt, ...] = ()
-        self.strict = bool(STRICT_REDUCE)
         self.written = {n.src[0].src[0] for n in order if n.op is Ops.STORE}
         loads = {
             s
