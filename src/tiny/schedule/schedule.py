@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -103,6 +104,7 @@ class BoundSchedule(NamedTuple):
 
 
 _cache: OrderedDict[tuple[object, ...], Schedule] = OrderedDict()
+_lock = threading.Lock()
 
 
 def create_schedule(
@@ -125,20 +127,23 @@ def create_schedule(
                 f"{value} in one computation; realize one of them first"
             )
     full_key = (key, default_device, bool(NO_MEMORY_PLANNER))
-    schedule = _cache.get(full_key)
+    with _lock:
+        schedule = _cache.get(full_key)
+        if schedule is not None:
+            _cache.move_to_end(full_key)
     if schedule is None:
         schedule = _make_schedule(canonicalise(sink, buffers), buffers, target_of, default_device)
-        _cache[full_key] = schedule
-        if len(_cache) > MOST_SCHEDULES:
-            _cache.popitem(last=False)
-    else:
-        _cache.move_to_end(full_key)
+        with _lock:
+            _cache[full_key] = schedule
+            if len(_cache) > MOST_SCHEDULES:
+                _cache.popitem(last=False)
     return BoundSchedule(schedule, tuple(buffers), values)
 
 
 def forget_schedules() -> None:
     """Empty the cache of schedules."""
-    _cache.clear()
+    with _lock:
+        _cache.clear()
 
 
 def cached_schedules() -> int:
