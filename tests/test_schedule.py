@@ -319,3 +319,9 @@ def test_windows_keep_their_dimensions():
     (kernel,) = kernels_of(conv2d(buffer(2, 3, 8, 9), buffer(4, 3, 3, 3)))
     assert sizes_of(kernel) == [2, 4, 6, 7, 3, 3, 3]
     assert {load.src[0].arg.shape for load in loads(kernel)} == {(2, 3, 8, 9), (4, 3, 3, 3)}
+
+
+def test_a_sum_of_padded_sums_of_what_is_not_0_leaves_the_padding_out():
+    rows = reduce(exp(buffer(4, 5)), 1)  # off its gate a load is 0, and exp(0) is not
+    (kernel,) = kernels_of(reduce(pad(rows, (1, 2), (0, 0)), 0))
+    assert sum(n.op is Ops.REDUCE for n in kernel.postorder()) == 1
