@@ -34,6 +34,7 @@ from tensor_graphs import (
 )
 from tiny.dtype import dtypes
 from tiny.gradient import compute_gradient
+from tiny.helpers import Context
 from tiny.uop.ops import Ops, UOp
 
 
@@ -325,3 +326,10 @@ def test_a_sum_of_padded_sums_of_what_is_not_0_leaves_the_padding_out():
     rows = reduce(exp(buffer(4, 5)), 1)  # off its gate a load is 0, and exp(0) is not
     (kernel,) = kernels_of(reduce(pad(rows, (1, 2), (0, 0)), 0))
     assert sum(n.op is Ops.REDUCE for n in kernel.postorder()) == 1
+
+
+def test_a_strict_sum_of_sums_stays_two():
+    x = reduce(pad(reduce(exp(buffer(4, 5)), 1), (1, 2), (0, 0)), 0)
+    with Context(STRICT_REDUCE=1):
+        (kernel,) = kernels_of(x)
+    assert sum(n.op is Ops.REDUCE for n in kernel.postorder()) == 2

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from tiny._core.index import apply_movement
 from tiny._core.symbolic import simplify
 from tiny.dtype import DType, dtypes
+from tiny.helpers import STRICT_REDUCE
 from tiny.schedule.graph import (
     COMPUTE,
     EFFECT,
@@ -221,6 +222,10 @@ class _Builder:
         value = r.src[0].built()
         assert r.extra is not None
         loops: Sequence[UOp] = r.extra
+        if STRICT_REDUCE and dtypes.is_float(node.dtype):  # term by term, as it is written
+            return (
+                UOp(Ops.REDUCE, node.dtype, (value, *loops), ReduceArg(op, ())) if loops else value
+            )
         if op is Ops.ADD and not any(n.op is Ops.INDEX for n in value.postorder()):
             value, loops = closed_sum(value, loops)
         if not loops:

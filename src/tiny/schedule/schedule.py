@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from tiny._core.graph import canonical_key
 from tiny.dtype import DType
-from tiny.helpers import DEBUG, NO_MEMORY_PLANNER, SPEC, disable_gc
+from tiny.helpers import DEBUG, NO_MEMORY_PLANNER, SPEC, STRICT_REDUCE, disable_gc
 from tiny.schedule.graph import TensorGraph, canonicalise, read_graph
 from tiny.schedule.kernels import Versions, build_kernels
 from tiny.schedule.memory import Lifetime, plan_memory
@@ -126,7 +126,7 @@ def create_schedule(
                 f"variable {variable.arg.name!r} is bound to {values[variable.arg.name]} and to "
                 f"{value} in one computation; realize one of them first"
             )
-    full_key = (key, default_device, bool(NO_MEMORY_PLANNER))
+    full_key = (key, default_device, bool(NO_MEMORY_PLANNER), bool(STRICT_REDUCE))
     with _lock:
         schedule = _cache.get(full_key)
         if schedule is not None:
