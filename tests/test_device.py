@@ -98,9 +98,9 @@ def test_a_device_has_a_renderer_a_target_and_waits():
 def test_a_buffer_takes_memory_when_it_is_needed_and_gives_it_back():
     before = GlobalCounters.mem_used
     buffer = Buffer("CPU", 1000, dtypes.int32)
-    assert not buffer.is_allocated and GlobalCounters.mem_used == before
+    assert not buffer.is_allocated() and GlobalCounters.mem_used == before
     assert buffer.memory.address % 64 == 0
-    assert buffer.is_allocated and GlobalCounters.mem_used == before + 4000
+    assert buffer.is_allocated() and GlobalCounters.mem_used == before + 4000
     assert GlobalCounters.mem_used_per_device["CPU"] >= 4000
     with pytest.raises(RuntimeError, match="memory already"):
         buffer.allocate()
@@ -111,12 +111,16 @@ def test_a_buffer_takes_memory_when_it_is_needed_and_gives_it_back():
 
 @pytest.mark.parametrize("device", ["CPU", "PYTHON"])
 def test_bytes_go_in_and_come_out(device):
-    values = np.arange(7, dtype=np.float32)
+    values = np.arange(1, 8, dtype=np.float32)
     buffer = Buffer(device, 7, dtypes.float32).copyin(values.view(np.uint8).data)
     np.testing.assert_array_equal(buffer.numpy(), values)
     out = bytearray(28)
     assert bytes(buffer.copyout(out)) == values.tobytes() == bytes(out)
-    assert bytes(buffer.as_memoryview()) == values.tobytes()
+    copy, shared = buffer.as_memoryview(), buffer.as_memoryview(allow_zero_copy=True)
+    assert bytes(copy) == bytes(shared) == values.tobytes()
+    shared[:4] = bytes(4)
+    assert buffer.numpy()[0] == 0 and bytes(copy) == values.tobytes()
+    shared[:4] = values.tobytes()[:4]
     with pytest.raises(ValueError, match="28 bytes cannot be copied as 27"):
         buffer.copyin(bytes(27))
     with pytest.raises(ValueError, match="28 bytes cannot be copied as 29"):
@@ -145,7 +149,7 @@ def test_a_part_keeps_its_whole():
 
 def test_memory_that_is_looked_into_is_not_handed_out_again():
     buffer = Buffer("CPU", 1 << 12, dtypes.uint8).copyin(b"\1" * 4096)
-    seen = np.frombuffer(buffer.as_memoryview(), np.uint8)
+    seen = np.frombuffer(buffer.as_memoryview(allow_zero_copy=True), np.uint8)
     address = buffer.memory.address
     del buffer
     others = [Buffer("CPU", 1 << 12, dtypes.uint8).copyin(b"\2" * 4096) for _ in range(4)]

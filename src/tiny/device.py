@@ -256,7 +256,6 @@ class Buffer:
         if opaque is not None:
             self.allocate(opaque)
 
-    @property
     def is_allocated(self) -> bool:
         """Whether there is memory behind it."""
         return self._memory is not None
@@ -323,14 +322,12 @@ class Buffer:
         if nbytes != self.nbytes:
             raise ValueError(f"a buffer of {self.nbytes} bytes cannot be copied as {nbytes} bytes")
 
-    def as_memoryview(self) -> memoryview:
-        """Its bytes, shared where the host can reach them, else copied."""
+    def as_memoryview(self, allow_zero_copy: bool = False) -> memoryview:
+        """Its bytes: a copy, or if allowed the memory itself where the host can reach it."""
         device = Device[self.device]
         device.synchronize()
-        shared = device.allocator._as_buffer(self.memory)
+        shared = device.allocator._as_buffer(self.memory) if allow_zero_copy else None
         return shared[: self.nbytes] if shared is not None else self.copyout(bytearray(self.nbytes))
-
-    as_buffer = as_memoryview
 
     def numpy(self) -> np.ndarray:
         """A copy of its elements, one dimension."""

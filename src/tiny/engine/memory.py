@@ -98,7 +98,7 @@ class DeviceRuntime:
         """Whether the value of a node is in memory."""
         while node.op in _VIEWS:
             node = node.src[0]
-        return node.op is Ops.BUFFER and node.handle is not None and node.handle.is_allocated
+        return node.op is Ops.BUFFER and node.handle is not None and node.handle.is_allocated()
 
     def realize(self, outputs: Sequence[UOp], pending_reads: Sequence[UOp] = ()) -> dict[UOp, UOp]:
         """Compute nodes; the map gives for each one a BUFFER or a view of one.
