@@ -13,6 +13,7 @@ from conftest import examples
 from kernels import TARGET, const, legal_opts, sink
 from tiny.codegen import lower
 from tiny.codegen.lower.conditions import place_conditions
+from tiny.device import Buffer, Device
 from tiny.dtype import dtypes
 from tiny.runtime.python import interpret
 from tiny.uop.ops import AxisType, Ops, UOp
@@ -153,20 +154,45 @@ def kernels(draw: Callable[..., Any]) -> UOp:
     return sink(*stores)
 
 
+def filled(ast: UOp, seed: int) -> list[Array]:
+    """Small integers for each of the buffers that a drawn kernel may have."""
+    rng = np.random.default_rng(seed)
+    shapes = {n.arg.slot: n.arg.shape for n in ast.postorder() if n.op is Ops.PARAM}
+    return [rng.integers(-2, 3, shapes.get(k, (1,))).astype(np.int32) for k in range(6)]
+
+
+def plainly(ast: UOp, memory: list[Array]) -> list[Array]:
+    return [a.astype(np.int32) for a in evaluate(ast, [a.astype(np.int64) for a in memory])]
+
+
 @settings(max_examples=examples(3000, 60))
 @given(kernels(), st.integers(0, 1 << 30))
 def test_programs_of_random_kernels_compute_them_under_random_opts(ast, seed):
-    rng = np.random.default_rng(seed)
-    shapes = {n.arg.slot: n.arg.shape for n in ast.postorder() if n.op is Ops.PARAM}
-    slots = [shapes.get(slot, (1,)) for slot in range(6)]
-    memory = [rng.integers(-2, 3, shape).astype(np.int32) for shape in slots]
-    expected = evaluate(ast, [a.astype(np.int64) for a in memory])
-    placed = evaluate(place_conditions(ast), [a.astype(np.int64) for a in memory])
-    for a, b in zip(expected, placed, strict=True):
+    memory = filled(ast, seed)
+    expected = plainly(ast, memory)
+    for a, b in zip(expected, plainly(place_conditions(ast), memory), strict=True):
         np.testing.assert_array_equal(a, b)
     for opts in [*legal_opts(ast, TARGET, 4, seed), None]:
         program = lower(ast, TARGET, opts)
         flat = [a.reshape(-1).copy() for a in memory]
         interpret(program, [flat[p.slot] for p in program.params], {})
         for found, wanted in zip(flat, expected, strict=True):
-            assert np.array_equal(found, wanted.reshape(-1).astype(np.int32)), opts
+            assert np.array_equal(found, wanted.reshape(-1)), opts
+
+
+@settings(max_examples=examples(3000, 60))
+@given(kernels(), st.integers(0, 1 << 30))
+def test_the_cpu_computes_random_kernels_under_random_opts(ast, seed):
+    device, memory = Device["CPU"], filled(ast, seed)
+    expected = plainly(ast, memory)
+    for opts in [*legal_opts(ast, device.target, 2, seed), None]:
+        program = lower(ast, device.target, opts)
+        source = device.renderer.render(program)
+        binary = device.compiler.compile(source, program.name)
+        buffers = [
+            Buffer("CPU", memory[p.slot].size, p.dtype).allocate().copyin(memory[p.slot].tobytes())
+            for p in program.params
+        ]
+        device.load(program.name, binary, program)(tuple(b.memory for b in buffers), ())
+        for p, buffer in zip(program.params, buffers, strict=True):
+            assert np.array_equal(buffer.numpy(), expected[p.slot].reshape(-1)), opts
