@@ -77,6 +77,12 @@ class _Accumulator:
 
 
 class _Expansion(Emitter):
+    """The expansion of one kernel: values by node and combination, known where they are placed.
+
+    A value is remembered in the innermost open loop that its node depends on, and forgotten when
+    that closes. While a reduction is computed further out, the loops inside are set aside.
+    """
+
     def __init__(self, kernel: TiledKernel, sink: UOp, has_double: bool) -> None:
         super().__init__()
         self.kernel, self.sink = kernel, sink
