@@ -129,6 +129,9 @@ class _Function:
         self.count = 0
         self.label = "entry"  # of the basic block being written
         self.carried = _carried_registers(program.uops)
+        self.folded = _constant_steps(program.uops)
+        # in each open scope, the pointers made there: (buffer, offset) -> name
+        self.pointers: list[dict[tuple[UOp, UOp], str]] = [{}]
         self.loops: dict[UOp, _Loop] = {}  # those that are open
         # of each open IF: where it was left, where it ends, and the registers before it
         self.branches: dict[UOp, tuple[str, str, dict[UOp, str]]] = {}
@@ -217,7 +220,8 @@ class _Function:
         elif op in (Ops.CONST, Ops.PARAM, Ops.DEFINE_VAR, Ops.SINK, Ops.NOOP, Ops.GROUP):
             pass  # written where it is used, or in front of everything
         elif (make := _VALUES.get(op)) is not None:
-            self.names[node] = make(self, node)
+            if node not in self.folded:
+                self.names[node] = make(self, node)
         else:
             raise TypeError(
                 f"LLVM: kernel {self.program.name} holds {op!r}, which no CPU computes; "
@@ -250,9 +254,11 @@ class _Function:
             self.registers[register] = name
         self.loops[node] = loop
         self.names[node] = index
+        self.pointers.append({})
 
     def end_loop(self, node: UOp) -> None:
         loop = self.loops.pop(node.src[0])
+        self.pointers.pop()
         following = self.value(f"add i64 {self.names[node.src[0]]}, 1")
         more = self.value(f"icmp slt i64 {following}, {loop.size}")
         last = self.label
@@ -275,10 +281,12 @@ class _Function:
         self.branches[node] = self.label, f"{label}.done", dict(self.registers)
         self.emit(f"br i1 {condition}, label %{label}, label %{label}.done")
         self.begin_block(label)
+        self.pointers.append({})
 
     def end_if(self, node: UOp) -> None:
         before, after, registers = self.branches.pop(node.src[0])
         inside = self.label
+        self.pointers.pop()
         self.emit(f"br label %{after}")
         self.begin_block(after)
         for register, old in registers.items():
@@ -300,11 +308,23 @@ class _Function:
     # ------------------------------------------------------------ memory
 
     def index(self, node: UOp) -> str:
+        """An address. Those that differ by a constant share a pointer, and so do their loads."""
         buffer, offset = node.src
-        return self.value(
+        if offset not in self.folded:
+            return self.pointer(buffer, offset)
+        start, step = offset.src
+        nbytes = step.arg * buffer.dtype.itemsize
+        return self.value(f"getelementptr i8, ptr {self.pointer(buffer, start)}, i64 {nbytes}")
+
+    def pointer(self, buffer: UOp, offset: UOp) -> str:
+        for scope in reversed(self.pointers):
+            if (name := scope.get((buffer, offset))) is not None:
+                return name
+        name = self.pointers[-1][buffer, offset] = self.value(
             f"getelementptr {memory_type(buffer.dtype)}, ptr %b{buffer.arg.slot}, "
             f"i64 {self.operand(offset)}"
         )
+        return name
 
     def load_node(self, node: UOp) -> str:
         lanes, dtype, at = node.arg, node.dtype, self.operand(node.src[0])
@@ -706,3 +726,18 @@ def _carried_registers(uops: tuple[UOp, ...]) -> dict[UOp, dict[UOp, None]]:
             for loop in open_[depth_of[node.src[0]] :]:
                 carried[loop][node.src[0]] = None
     return carried
+
+
+def _constant_steps(uops: tuple[UOp, ...]) -> set[UOp]:
+    """The sums of an offset and a constant that nothing but addresses is made of."""
+    others: set[UOp] = set()
+    steps: set[UOp] = set()
+    for node in uops:
+        for s in node.src:
+            if s.op is not Ops.ADD or s.src[1].op is not Ops.CONST:
+                continue
+            if node.op is Ops.INDEX and s is node.src[1]:
+                steps.add(s)
+            else:
+                others.add(s)
+    return steps - others
