@@ -785,3 +785,79 @@ def test_a_compile_error_names_the_kernel_and_carries_the_source(cpu):
 def test_an_empty_program_is_a_function(cpu):
     kernel = load_program(cpu, LinearProgram("nothing", (), (), ()))
     kernel(())
+
+
+# ---------------------------------------------------------------- the text
+
+
+def source_of(*nodes: UOp) -> tuple[str, LinearProgram]:
+    w = Writer()
+    w.add(*nodes)
+    program = w.program()
+    return Device["CPU"].renderer.render(program), program
+
+
+@pytest.mark.parametrize("picked", [(2, 0, 5), (7, 3), (1, 1, 1, 1), (0, 8, 1, 9, 2, 10, 15)])
+def test_lanes_of_one_or_two_vectors_are_one_shuffle(cpu, picked):
+    x = np.arange(16, dtype=np.float32)
+    to, source = param(0, dtypes.float32, 16), param(1, dtypes.float32, 16)
+    vectors = [at(source, 0).load(lanes=8), at(source, 8).load(lanes=8)]
+    lanes = [UOp(Ops.GEP, dtypes.float32, (vectors[k // 8],), k % 8) for k in picked]
+    text, program = source_of(to, source, at(to, 0).store(stack(lanes)))
+    assert text.count("shufflevector") == 1 and "extractelement" not in text
+    got = run_program(cpu, program, [x * 0, x])[0]
+    np.testing.assert_array_equal(got[: len(picked)], x[list(picked)])
+
+
+def test_lanes_that_are_needed_by_themselves_are_still_there(cpu):
+    x = np.arange(4, dtype=np.float32)
+    to, source = param(0, dtypes.float32, 4), param(1, dtypes.float32, 4)
+    vector = at(source, 0).load(lanes=4)
+    a, b = (UOp(Ops.GEP, dtypes.float32, (vector,), k) for k in (3, 2))
+    text, program = source_of(
+        to, source, at(to, 0).store(stack([a, b])), at(to, 2).store(a), at(to, 3).store(b + a)
+    )
+    assert text.count("extractelement") == 2
+    assert run_program(cpu, program, [x * 0, x])[0].tolist() == [3, 2, 3, 5]
+
+
+def test_addresses_that_differ_by_a_constant_share_a_pointer(cpu):
+    x = np.arange(12, dtype=np.float64)
+    to, source = param(0, dtypes.float64, 3), param(1, dtypes.float64, 12)
+    i = UOp.range(3, 0)
+    values = [at(source, i * 4 + k).load() for k in (1, 0, 3)]
+    text, program = source_of(
+        to, source, at(to, i).store(values[0] + values[1] + values[2]), UOp(Ops.END, src=(i,))
+    )
+    assert text.count("getelementptr double, ptr %b1") == 1
+    assert text.count("add i64") == 1  # of the loop
+    got = run_program(cpu, program, [np.zeros(3), x])[0]
+    np.testing.assert_array_equal(got, x.reshape(3, 4)[:, [0, 1, 3]].sum(1))
+
+
+def test_an_offset_that_is_also_a_value_is_computed(cpu):
+    to, source = param(0, dtypes.int64, 4), param(1, dtypes.int64, 8)
+    i = UOp.range(4, 0)
+    offset = i + 3
+    value = at(source, offset).load() + offset.cast(dtypes.int64)
+    _, program = source_of(to, source, at(to, i).store(value), UOp(Ops.END, src=(i,)))
+    x = np.arange(8) * 10
+    got = run_program(cpu, program, [np.zeros(4, np.int64), x])[0]
+    assert got.tolist() == [33, 44, 55, 66]
+
+
+def test_pointers_of_a_loop_are_not_used_after_it(cpu):
+    # both loops write near element n, and the first, with its pointer, may never have run
+    to = param(0, dtypes.int32, 8)
+    n, m = UOp.variable("m", 1, 3), UOp.variable("n", 0, 3)
+    w = Writer()
+    w.add(to, n, m)
+    for size, axis in ((m, 0), (n, 1)):
+        i = w.add(UOp.range(size, axis))
+        for step in (1 + 2 * axis, 2 + 2 * axis):
+            w.add(at(to, n + step).store(UOp.const(step, dtypes.int32)))
+        w.add(end(i))
+    program = w.program(variables=(n, m))
+    for values, expected in (((1, 0), [0, 0, 0, 0, 3, 4]), ((2, 1), [0, 0, 0, 1, 2, 3, 4])):
+        got = run_program(cpu, program, [np.zeros(8, np.int32)], values)[0]
+        assert got.tolist() == expected + [0] * (8 - len(expected))

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import NamedTuple
 
 from tiny.codegen.program import LinearProgram
@@ -129,7 +129,9 @@ class _Function:
         self.count = 0
         self.label = "entry"  # of the basic block being written
         self.carried = _carried_registers(program.uops)
-        self.folded = _constant_steps(program.uops)
+        self.shuffles = {u: s for u in program.uops if (s := _shuffle(u)) is not None}
+        # written as part of what uses them
+        self.folded = _constant_steps(program.uops) | _shuffled_lanes(program.uops, self.shuffles)
         # in each open scope, the pointers made there: (buffer, offset) -> name
         self.pointers: list[dict[tuple[UOp, UOp], str]] = [{}]
         self.loops: dict[UOp, _Loop] = {}  # those that are open
@@ -407,6 +409,13 @@ class _Function:
         lanes, scalar = len(node.src), register_type(node.dtype)
         if lanes == 1:
             return self.operand(node.src[0])
+        if (shuffle := self.shuffles.get(node)) is not None:
+            vectors, picked = shuffle
+            kind = self.type_of(vectors[0])
+            a = self.operand(vectors[0], _lanes(vectors[0]))
+            b = self.operand(vectors[1], _lanes(vectors[0])) if len(vectors) > 1 else "poison"
+            mask = ", ".join([f"i32 {k}" for k in picked])
+            return self.value(f"shufflevector {kind} {a}, {kind} {b}, <{lanes} x i32> <{mask}>")
         vector = register_type(node.dtype, lanes)
         # constants first, as one constant
         known = [f"{scalar} {self.operand(s)}" if s.op is Ops.CONST else f"{scalar} poison"
@@ -741,3 +750,30 @@ def _constant_steps(uops: tuple[UOp, ...]) -> set[UOp]:
             else:
                 others.add(s)
     return steps - others
+
+
+def _shuffle(node: UOp) -> tuple[list[UOp], list[int]] | None:
+    """If a node is made of lanes of one or two vectors alike: these, and the lanes by number.
+
+    The lanes of the second are numbered on from those of the first.
+    """
+    if node.op is not Ops.STACK or len(node.src) == 1:
+        return None
+    vectors: list[UOp] = []
+    picked: list[int] = []
+    for s in node.src:
+        if s.op is not Ops.GEP or not s.src[0].shape:
+            return None
+        vector = s.src[0]
+        if vector not in vectors:
+            if len(vectors) == 2 or (vectors and vector.shape != vectors[0].shape):
+                return None
+            vectors.append(vector)
+        picked.append(s.arg + vectors.index(vector) * _lanes(vector))
+    return vectors, picked
+
+
+def _shuffled_lanes(uops: tuple[UOp, ...], shuffles: Container[UOp]) -> set[UOp]:
+    """The lanes that only shuffles take out of their vectors."""
+    lanes = {s for u in uops if u in shuffles for s in u.src}
+    return lanes.difference(*[u.src for u in uops if u not in shuffles])
