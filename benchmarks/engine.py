@@ -24,7 +24,7 @@ from tiny.bench import Times, alternate, alternate_prepared, print_table, ratio,
 from tiny.bench import time_text as text
 from tiny.bench.index_corpus import index_corpus
 
-NODES = 20_000
+NODES, BATCHES = 2_000, 10
 
 
 class Row(NamedTuple):
@@ -109,27 +109,37 @@ def node_there(rounds: int) -> Row:
 
 
 def node_new(rounds: int) -> Row:
+    """Batches of about what a kernel has, each dropped before the next, as passes do."""
+
     def make(side: Side) -> tuple[Callable[[], Any], Callable[[Any], Any]]:
         uop, op, dtype = side.uop, side.ops.Ops.ADD, side.dtype
         sources = [(side.a, c) for c in side.constants(NODES)]
 
         def run(sources: list[Any]) -> list[Any]:
-            return list(map(uop, repeat(op), repeat(dtype), sources))
+            kept: list[Any] = []
+            for _ in range(BATCHES):
+                kept.clear()
+                kept.extend(map(uop, repeat(op), repeat(dtype), sources))
+            return kept
 
         return (lambda: sources), run
 
-    return prepared("node created, new", 8, rounds, make, units=NODES)
+    return prepared("node created, new (and freed)", 8, rounds, make, units=NODES * BATCHES)
 
 
 def keyed(rounds: int) -> Row:
+    """A graph that a pass has just walked, as one has whose key is asked for."""
     units = len(TINY.corpus(100).postorder())
-    return prepared(
-        "node keyed",
-        30,
-        rounds,
-        lambda side: (lambda: side.corpus(100), lambda root: root.key),
-        units=units,
-    )
+
+    def make(side: Side) -> tuple[Callable[[], Any], Callable[[Any], Any]]:
+        def prepare() -> Any:
+            root = side.corpus(100)
+            root.toposort()
+            return root
+
+        return prepare, lambda root: root.key
+
+    return prepared("node keyed", 30, rounds, make, units=units)
 
 
 def sorted_to_a_list(rounds: int) -> Row:

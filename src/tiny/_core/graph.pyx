@@ -63,6 +63,13 @@ cdef extern from *:
     #define TINY_NEW(base, type, args) \
         (((PyTypeObject *)(base))->tp_new((PyTypeObject *)(type), args, NULL))
     #define TINY_SET_VECTORCALL(t, f) (((PyTypeObject *)(t))->tp_vectorcall = (vectorcallfunc)(f))
+    /* zeroed memory that the collector does not know yet: few nodes ever need to be known */
+    static PyObject *tiny_alloc_untracked(PyTypeObject *type, Py_ssize_t Py_UNUSED(items)) {
+        PyObject *o = PyObject_GC_New(PyObject, type);
+        if (o) memset((char *)o + sizeof(PyObject), 0, type->tp_basicsize - sizeof(PyObject));
+        return o;
+    }
+    #define TINY_ALLOC_UNTRACKED(t) (((PyTypeObject *)(t))->tp_alloc = tiny_alloc_untracked)
     """
     bint add_overflows "tiny_add"(int64_t a, int64_t b, int64_t *r) noexcept nogil
     bint mul_overflows "tiny_mul"(int64_t a, int64_t b, int64_t *r) noexcept nogil
@@ -70,6 +77,7 @@ cdef extern from *:
     int64_t floordiv "tiny_floordiv"(int64_t a, int64_t b) noexcept nogil
     int64_t floormod "tiny_floormod"(int64_t a, int64_t b) noexcept nogil
     void TINY_SET_VECTORCALL(void *type, void *function)
+    void TINY_ALLOC_UNTRACKED(void *type)
     object new_of_base "TINY_NEW"(void *base, void *type, object args)
 
 # Bounds at or beyond this are "unknown": sums of two of them still fit an int64.
@@ -779,12 +787,12 @@ cdef Node fresh(uint64_t h, int op, DType dtype, tuple src, object arg, object t
         n.c_flags |= SCALAR
     set_bounds(n)
     # The collector never needs to see a node that can be in no cycle: a third of a build's time.
-    if is_atomic(arg) and is_atomic(tag):
-        PyObject_GC_UnTrack(<void *>n)
+    if (arg is None or is_atomic(arg)) and (tag is None or is_atomic(tag)):
         if length_of(c_src):
             PyObject_GC_UnTrack(<void *>src)
     else:
         n.c_flags |= TRACKED
+        PyObject_GC_Track(<void *>n)
     table_add(h, <PyObject *>n)
     return n
 
@@ -814,7 +822,8 @@ cdef Node make(int op, DType dtype, tuple src, object arg, object tag):
                 i = 0
                 while i < count and borrowed_item(theirs, i) == borrowed_item(c_src, i):
                     i += 1
-                if i == count and same_arg(found.arg, arg) and same_arg(found.tag, tag):
+                if i == count and (found.arg is arg or same_arg(found.arg, arg)) \
+                        and (found.tag is tag or same_arg(found.tag, tag)):
                     return found
         j = (j + 1) & slots_mask
     return fresh(h, op, dtype, src, arg, tag)
@@ -824,23 +833,42 @@ cdef Node make1(int op, DType dtype, Node a):
     return make(op, dtype, (a,), None, None)
 
 
-cdef Node make2(int op, DType dtype, Node a, Node b):
-    """Two sources, no arg: no tuple is made if the node exists."""
-    cdef uint64_t h = finish(start(op, dtype) + placed(a.c_hash, 0) + placed(b.c_hash, 1))
+cdef inline uint64_t hash2(int op, DType dtype, Node a, Node b) noexcept:
+    return finish(start(op, dtype) + placed(a.c_hash, 0) + placed(b.c_hash, 1))
+
+
+cdef inline PyObject *find2(uint64_t h, int op, DType dtype, Node a, Node b) noexcept:
+    """The node of two sources without arg and tag, if it exists; else NULL."""
     cdef size_t j = h & slots_mask
-    cdef Node found
+    cdef PyObject *found
     cdef PyObject *theirs
     while slots[j].node != NULL:
-        if slots[j].hash == h and refcount(slots[j].node) > 0:
-            found = <Node>slots[j].node
-            theirs = <PyObject *>found.src
-            if found.c_op == op and found.dtype is dtype and length_of(theirs) == 2 \
+        found = slots[j].node
+        if slots[j].hash == h and refcount(found) > 0:
+            theirs = <PyObject *>(<Node>found).src
+            if (<Node>found).c_op == op and (<Node>found).dtype is dtype \
+                    and length_of(theirs) == 2 \
                     and borrowed_item(theirs, 0) == <PyObject *>a \
                     and borrowed_item(theirs, 1) == <PyObject *>b \
-                    and found.arg is None and found.tag is None:
+                    and (<Node>found).arg is None and (<Node>found).tag is None:
                 return found
         j = (j + 1) & slots_mask
-    return fresh(h, op, dtype, (a, b), None, None)
+    return NULL
+
+
+cdef Node make2(int op, DType dtype, Node a, Node b):
+    """Two sources, no arg: no tuple is made if the node exists."""
+    cdef uint64_t h = hash2(op, dtype, a, b)
+    cdef PyObject *found = find2(h, op, dtype, a, b)
+    return <Node>found if found != NULL else fresh(h, op, dtype, (a, b), None, None)
+
+
+cdef inline Node make2_of(int op, DType dtype, tuple src):
+    """As make2, over a tuple that is there."""
+    cdef Node a = <Node>borrowed_item(<PyObject *>src, 0), b = <Node>borrowed_item(<PyObject *>src, 1)
+    cdef uint64_t h = hash2(op, dtype, a, b)
+    cdef PyObject *found = find2(h, op, dtype, a, b)
+    return <Node>found if found != NULL else fresh(h, op, dtype, src, None, None)
 
 
 cdef Node make3(int op, DType dtype, Node a, Node b, Node c):
@@ -869,6 +897,12 @@ cdef object _vectorcall(PyObject *type_, PyObject **args, size_t nargsf, PyObjec
     cdef PyObject *slot[5]
     cdef Py_ssize_t i, k, named = 0 if kwnames == NULL else length_of(kwnames)
     cdef object src, dtype
+    if given == 3 and named == 0 and type_of(args[0]) == <PyTypeObject *>OPS_TYPE \
+            and type_of(args[1]) == <PyTypeObject *>DType and PyTuple_CheckExact(<object>args[2]) \
+            and are_nodes(args[2]):
+        if length_of(args[2]) == 2:
+            return make2_of(<int>PyLong_AsLong(<object>args[0]), <DType>args[1], <tuple>args[2])
+        return make(<int>PyLong_AsLong(<object>args[0]), <DType>args[1], <tuple>args[2], None, None)
     if given > 5:
         raise TypeError(f"UOp takes op, dtype, src, arg and tag, got {given} arguments")
     for i in range(5):
@@ -904,6 +938,14 @@ cdef object _vectorcall(PyObject *type_, PyObject **args, size_t nargsf, PyObjec
                 None if slot[4] == NULL else <object>slot[4])
 
 
+cdef inline bint are_nodes(PyObject *src) noexcept:
+    cdef Py_ssize_t i
+    for i in range(length_of(src)):
+        if type_of(borrowed_item(src, i)) != <PyTypeObject *>node_class:
+            return False
+    return True
+
+
 cdef dict FIELDS = {"op": 0, "dtype": 1, "src": 2, "arg": 3, "tag": 4}
 
 
@@ -913,6 +955,7 @@ def register_node_class(cls: type) -> type:
     if not issubclass(cls, Node) or node_class is not None:
         raise TypeError("one subclass of Node is registered, once")
     node_class = cls
+    TINY_ALLOC_UNTRACKED(<void *>cls)
     TINY_SET_VECTORCALL(<void *>cls, <void *>_vectorcall)
     return cls
 
@@ -1074,15 +1117,20 @@ cdef int pmap_put(PointerMap *m, PyObject *key, PyObject *value) except -1:
 
 # Raise it when the meaning of a node changes: keys of before are then other keys.
 cdef uint64_t KEY_VERSION = 1
+cdef uint64_t TAG_WORD = 0x746167
 
-cdef inline void absorb(uint64_t *state, uint64_t x) noexcept nogil:
-    """One word into a 128-bit state, by two folded 64x64 multiplications (as in wyhash)."""
+cdef inline void absorb2(uint64_t *state, uint64_t x, uint64_t y) noexcept nogil:
+    """Two words into a 128-bit state, by two folded 64x64 multiplications (as in wyhash)."""
     cdef uint64_t a = state[0] ^ x ^ <uint64_t>0xA0761D6478BD642F
-    cdef uint64_t b = state[1] ^ <uint64_t>0xE7037ED1A0B428DB
+    cdef uint64_t b = state[1] ^ y ^ <uint64_t>0xE7037ED1A0B428DB
     cdef uint64_t c = state[1] + x * <uint64_t>0x9E3779B97F4A7C15
-    cdef uint64_t d = state[0] ^ <uint64_t>0x8EBC6AF09C88C6E3
+    cdef uint64_t d = (state[0] + y * <uint64_t>0xC2B2AE3D27D4EB4F) ^ <uint64_t>0x8EBC6AF09C88C6E3
     state[0] = a * b ^ mul_high(c, d)
     state[1] = mul_high(a, b) ^ c * d
+
+
+cdef inline void absorb(uint64_t *state, uint64_t x) noexcept nogil:
+    absorb2(state, x, 0)
 
 
 cdef int absorb_text(uint64_t *state, uint64_t kind, object text) except -1:
@@ -1118,9 +1166,15 @@ cdef int absorb_arg(uint64_t *state, object arg) except -1:
         absorb(state, 6)
         absorb(state, <uint64_t>len(<tuple>arg))
         if not PyTuple_CheckExact(arg):
-            absorb_text(state, 10, type(arg).__qualname__)
+            absorb(state, class_word(type(arg)))
         for item in <tuple>arg:
             absorb_arg(state, item)
+    elif PyLong_Check(arg):  # a member of an enumeration
+        if <PyObject *>type_of(<PyObject *>arg) == <PyObject *>OPS_TYPE:
+            absorb(state, OP_WORDS[<int>PyLong_AsLong(arg)])
+        else:
+            absorb(state, class_word(type(arg)))
+            absorb(state, <uint64_t>PyLong_AsLongLongAndOverflow(arg, &overflow))
     elif PyUnicode_Check(arg):
         absorb_text(state, 7, arg)
     elif isinstance(arg, Node):
@@ -1140,6 +1194,17 @@ cdef uint64_t name_word(str name) except? 0:
         state[0], state[1] = 0x6E616D65, KEY_VERSION
         absorb_text(state, 7, name)
         word = NAME_WORDS[name] = state[0]
+    return <uint64_t>word
+
+
+cdef object CLASS_WORDS = {}
+
+
+cdef uint64_t class_word(type cls) except? 0:
+    """The name of a class of records as a word."""
+    word = CLASS_WORDS.get(cls)
+    if word is None:
+        word = CLASS_WORDS[cls] = name_word(cls.__qualname__)
     return <uint64_t>word
 
 
@@ -1164,7 +1229,7 @@ cdef bytes digest(list order, list buffers, list uniques, list binds):
     BUFFERs and UNIQUEs then count by first visit, and the values of BINDs do not count at all;
     the lists receive these nodes in order of visit.
     """
-    cdef Py_ssize_t n = len(order), i, j
+    cdef Py_ssize_t n = len(order), i, j, k
     cdef uint64_t *states = <uint64_t *>malloc(n * 2 * sizeof(uint64_t))
     cdef uint64_t *state
     cdef Node node
@@ -1180,8 +1245,7 @@ cdef bytes digest(list order, list buffers, list uniques, list binds):
                 started = epoch
             state = states + 2 * i
             state[0], state[1] = 0x5EED, KEY_VERSION
-            absorb(state, OP_WORDS[node.c_op])
-            absorb(state, dtype_word(node.dtype))
+            absorb2(state, OP_WORDS[node.c_op], dtype_word(node.dtype))
             src = <PyObject *>node.src
             if buffers is not None and node.c_op == OP_BUFFER:
                 absorb(state, len(buffers))
@@ -1191,17 +1255,18 @@ cdef bytes digest(list order, list buffers, list uniques, list binds):
             elif buffers is not None and node.c_op == OP_UNIQUE:
                 absorb(state, len(uniques))
                 uniques.append(node)
-            else:
+            elif node.arg is not None:
                 absorb_arg(state, node.arg)
             if node.tag is not None:
+                absorb(state, TAG_WORD)
                 absorb_arg(state, node.tag)
             if buffers is not None and node.c_op == OP_BIND:
                 binds.append(node)
                 absorb(state, states[2 * (<Node>borrowed_item(src, 0)).c_index])
                 continue
             for j in range(length_of(src)):
-                absorb(state, states[2 * (<Node>borrowed_item(src, j)).c_index])
-                absorb(state, states[2 * (<Node>borrowed_item(src, j)).c_index + 1])
+                k = 2 * (<Node>borrowed_item(src, j)).c_index
+                absorb2(state, states[k], states[k + 1])
         return struct.pack("<QQ", states[2 * n - 2], states[2 * n - 1])
     finally:
         free(states)

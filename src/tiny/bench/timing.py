@@ -98,8 +98,8 @@ def alternate_prepared(
     for round_ in range(-1, rounds):  # round -1 warms up
         for name in list(cases)[:: -1 if round_ % 2 else 1]:
             prepare, run = cases[name]
+            gc.collect()  # not after the next line: it would leave the caches cold
             prepared = prepare()
-            gc.collect()
             gc.freeze()  # a collection while timing looks only at what was made meanwhile
             start = time.perf_counter_ns()
             result = run(prepared)
