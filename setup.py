@@ -28,7 +28,7 @@ if sys.platform == "win32":
 else:
     # integers wrap, and a node is reached through pointers of several types
     COMPILE_ARGS = ["-fwrapv", "-fno-strict-aliasing"]
-    COMPILE_ARGS += ["-O1", "-g", "-UNDEBUG"] if DEBUG_BUILD else ["-O3", "-g0"]
+    COMPILE_ARGS += ["-O1", "-g", "-UNDEBUG"] if DEBUG_BUILD else ["-O2", "-g0"]
 
 
 def extensions() -> list[Extension]:
