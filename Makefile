@@ -38,7 +38,7 @@ wheel-test:
 	pip="$$work/venv/bin/python -m pip --disable-pip-version-check -q"; \
 	$$pip wheel --no-deps -w $$work/dist .; \
 	$$pip install "$$(ls $$work/dist/tiny-*.whl)[test]"; \
-	cp -r tests pyproject.toml $$work/; \
+	cp -r tests benchmarks pyproject.toml $$work/; \
 	cd $$work && venv/bin/python -m pytest -n $(JOBS) $(ARGS)
 
 # PyTorch: the tests that compare with it are skipped without

@@ -6,8 +6,8 @@ import math
 
 import numpy as np
 import pytest
-from evaluate import evaluate, evaluate_all
 
+from evaluate import evaluate, evaluate_all
 from tiny.dtype import _to_np_dtype, dtypes, truncate
 from tiny.uop.ops import BufferArg, Ops, ReduceArg, UOp
 

@@ -1,1 +1,1 @@
-"""The native engine: nodes, matching, integer expressions, index functions, launching. No policy."""
+"""The native engine: nodes, matching, integer expressions, indices, launching. No policy."""
