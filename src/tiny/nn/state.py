@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -136,13 +136,13 @@ def safe_save(
     text = {k: v if isinstance(v, str) else json.dumps(v) for k, v in (metadata or {}).items()}
     content = safetensors.numpy.save(arrays, text or None)
     target = Path(fn)
-    handle, aside = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+    # beside the target, so that the rename is one step; a name of its own for each writer
+    aside = target.with_name(f".{target.name}.{os.getpid()}-{threading.get_ident()}")
     try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
+        aside.write_bytes(content)
         os.replace(aside, target)
     except BaseException:
-        os.unlink(aside)
+        aside.unlink(missing_ok=True)
         raise
 
 
