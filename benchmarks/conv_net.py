@@ -39,6 +39,7 @@ STAGES = {
         Stage("compile", "tiny/runtime/", "load"),
         Stage("run", "tiny/runtime/"),
         Stage("run", "tiny/device.py"),
+        Stage("run", "tiny/engine/realize.py", "_launch"),  # a native call has no frame
         Stage("engine", "tiny/engine/"),
         Stage("graph", "tiny/bench/models.py"),
     ],
@@ -132,7 +133,7 @@ def print_stages(libraries: list[str]) -> None:
     """Where a first and a later step spend their time. tinygrad compiles in this one process."""
     rows = []
     for library in libraries:
-        run = alternate_processes({library: case(library, "make_stages", PARALLEL="0")}, 4)[library]
+        run = alternate_processes({library: case(library, "make_stages", PARALLEL="0")}, 6)[library]
         for name, spent in (("first", run.results[0]), ("steady", run.results[-1])):
             parts = [time_text(1e9 * spent.get(stage, 0.0)) for stage in STAGE_NAMES]
             rows.append((f"{library}, {name}", *parts))
