@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from conftest import examples
@@ -127,6 +127,18 @@ def movements(draw: st.DrawFn) -> tuple[list[Move], tuple[int, ...]]:
 
 @settings(max_examples=examples(10_000, 300))
 @given(movements())
+@example(  # two bounds of a difference became one equation, which was not in its own form
+    (
+        [
+            Move(Ops.PERMUTE, (4, 2, 1, 0, 3), (4, 1, 2, 1, 3), (3, 2, 1, 4, 1)),
+            Move(
+                Ops.PAD, ((0, 0), (0, 2), (0, 2), (2, 0), (0, 0)), (3, 2, 1, 4, 1), (3, 4, 3, 6, 1)
+            ),
+            Move(Ops.RESHAPE, (6, 3, 12), (3, 4, 3, 6, 1), (6, 3, 12)),
+        ],
+        (4, 1, 2, 1, 3),
+    )
+)
 def test_drawn_chains_of_movements_find_what_numpy_finds(drawn):
     moves, source = drawn
     for node in check(moves, source):

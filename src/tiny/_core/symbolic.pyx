@@ -874,6 +874,16 @@ cdef Node equals_zero(Form f, int op):
     return against_constant(op, f)
 
 
+cdef Node equal_to(int op, Node x, int64_t c):
+    """x == c or x != c, of a canonical x."""
+    cdef Form f = new_form(x.dtype)
+    f.add_node(x, 1)
+    f.add_multiple(c, -1)
+    f.settle()
+    found = equals_zero(f, op)
+    return settled(make2(op, types.BOOL, x, make_int(x.dtype, c))) if found is None else found
+
+
 cdef inline bint is_not(Node x) noexcept:
     """Whether x is CMPNE(condition, True)."""
     cdef PyObject *b
@@ -942,11 +952,15 @@ cdef Node connected(int op, Form operands):
         if (high - low <= 1) if all_ else (low < high):
             return make_bool(not all_)
         if all_ and high - low == 2:
-            rest.add(settled(make2(OP_CMPEQ, types.BOOL, x, make_int(x.dtype, low + 1))))
+            r = equal_to(OP_CMPEQ, x, low + 1)
         elif not all_ and low == high:
-            rest.add(settled(make2(OP_CMPNE, types.BOOL, x, make_int(x.dtype, low))))
+            r = equal_to(OP_CMPNE, x, low)
         else:
             continue
+        if r.c_op != OP_CONST:
+            rest.add(r)
+        elif (r.c_vmin != 0) != all_:
+            return make_bool(not all_)
         del above[x], below[x]
     for x in rest:
         if is_not(x):
