@@ -219,6 +219,43 @@ def match_building(rounds: int) -> Row:
     return _successful(rounds, "successful match, (x+c1)+c2 in Python", 8, rule)
 
 
+def _in_a_pass(rounds: int, name: str, target: float, rule: Callable[[Side], Any]) -> Row:
+    """As `_successful`, where passes match: in graph_rewrite, the driver's own work included."""
+
+    def make(side: Side) -> tuple[Callable[[], Any], Callable[[Any], Any]]:
+        matcher = side.matcher([rule(side)])
+
+        def prepare() -> Any:
+            side.axes += 1
+            x = side.uop.range(1000, side.axes)  # nodes that no pass has seen
+            return side.uop.sink(*[x + c for c in side.constants(1000)])
+
+        rewritten = side.rewrite(prepare(), matcher)
+        assert len(set(rewritten.src)) == 1, "the rule has to apply"
+        return prepare, lambda sink: side.rewrite(sink, matcher)
+
+    return prepared(name, target, rounds, make, units=1000)
+
+
+def match_in_a_pass_python(rounds: int) -> Row:
+    """x + c -> x in a pass, the right-hand side a Python function."""
+
+    def rule(side: Side) -> Any:
+        return side.upat.var("x") + side.upat.cvar("c"), lambda x, c: x
+
+    return _in_a_pass(rounds, "successful match in a pass, Python", 8, rule)
+
+
+def match_in_a_pass_native(rounds: int) -> Row:
+    """The same, the right-hand side a native function where there is one."""
+
+    def rule(side: Side) -> Any:
+        body = take("x") if side is TINY else _first
+        return side.upat.var("x") + side.upat.cvar("c"), body
+
+    return _in_a_pass(rounds, "successful match in a pass, native", 15, rule)
+
+
 # ---------------------------------------------------------------- whole graphs
 
 
@@ -269,6 +306,8 @@ ROWS: list[Callable[[int], Row]] = [
     match_python,
     match_building,
     match_native,
+    match_in_a_pass_python,
+    match_in_a_pass_native,
     substituted,
     simplified,
 ]

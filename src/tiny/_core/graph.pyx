@@ -727,7 +727,11 @@ cdef object infer_shape(int op, DType dtype, tuple src, object arg):
         return tuple([s + sizes[2 * k] + sizes[2 * k + 1] for k, s in enumerate(shape)])
     if op == OP_SHRINK:
         sizes = sizes_of(flat_pairs(arg), src) if has_symbolic(arg) else flat_pairs(arg)
-        return tuple([sizes[2 * k + 1] - sizes[2 * k] for k in range(len(arg))])
+        # from 0 on, a symbolic end is the size itself: equal sizes stay one node
+        return tuple([
+            sizes[2 * k + 1] if type(sizes[2 * k]) is int and sizes[2 * k] == 0
+            else sizes[2 * k + 1] - sizes[2 * k] for k in range(len(arg))
+        ])
     if op == OP_REDUCE:
         shape = (<Node>src[0]).c_shape
         axes = arg[1]
