@@ -19,6 +19,9 @@ from cpython.unicode cimport PyUnicode_Check
 from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memcpy, memset
 from tiny._core cimport types
+from tiny._core.arith cimport (
+    add_overflows, borrowed_item, floordiv, floormod, length_of, mul_overflows,
+)
 from tiny._core.ops cimport *
 from tiny._core.types cimport coerce
 
@@ -31,8 +34,6 @@ from tiny._core.types import dtype_by_name
 cdef extern from "Python.h":
     void PyObject_GC_UnTrack(void *o)
     void PyObject_GC_Track(void *o)
-    PyObject *borrowed_item "PyTuple_GET_ITEM"(PyObject *t, Py_ssize_t i)
-    Py_ssize_t length_of "PyTuple_GET_SIZE"(PyObject *t)
     PyTypeObject *type_of "Py_TYPE"(PyObject *o)
     Py_ssize_t refcount "Py_REFCNT"(PyObject *o)
     const char *PyUnicode_AsUTF8AndSize(object s, Py_ssize_t *n) except NULL
@@ -42,23 +43,11 @@ cdef extern from *:
     #include <stdint.h>
     #if defined(_MSC_VER)
     #include <intrin.h>
-    static int tiny_add(int64_t a, int64_t b, int64_t *r) {
-        *r = (int64_t)((uint64_t)a + (uint64_t)b); return ((a ^ *r) & (b ^ *r)) < 0; }
-    static int tiny_mul(int64_t a, int64_t b, int64_t *r) {
-        int64_t high; *r = _mul128(a, b, &high); return high != (*r >> 63); }
     static uint64_t tiny_mul_high(uint64_t a, uint64_t b) { return __umulh(a, b); }
     #else
-    static inline int tiny_add(int64_t a, int64_t b, int64_t *r) {
-        return __builtin_add_overflow(a, b, r); }
-    static inline int tiny_mul(int64_t a, int64_t b, int64_t *r) {
-        return __builtin_mul_overflow(a, b, r); }
     static inline uint64_t tiny_mul_high(uint64_t a, uint64_t b) {
         return (uint64_t)(((unsigned __int128)a * b) >> 64); }
     #endif
-    static inline int64_t tiny_floordiv(int64_t a, int64_t b) {
-        int64_t q = a / b; return q - ((a % b != 0) && ((a < 0) != (b < 0))); }
-    static inline int64_t tiny_floormod(int64_t a, int64_t b) {
-        int64_t r = a % b; return r + ((r != 0 && ((r < 0) != (b < 0))) ? b : 0); }
     /* base.__new__(type), without the look-ups: `type` is a subclass without fields */
     #define TINY_NEW(base, type, args) \
         (((PyTypeObject *)(base))->tp_new((PyTypeObject *)(type), args, NULL))
@@ -71,11 +60,7 @@ cdef extern from *:
     }
     #define TINY_ALLOC_UNTRACKED(t) (((PyTypeObject *)(t))->tp_alloc = tiny_alloc_untracked)
     """
-    bint add_overflows "tiny_add"(int64_t a, int64_t b, int64_t *r) noexcept nogil
-    bint mul_overflows "tiny_mul"(int64_t a, int64_t b, int64_t *r) noexcept nogil
     uint64_t mul_high "tiny_mul_high"(uint64_t a, uint64_t b) noexcept nogil
-    int64_t floordiv "tiny_floordiv"(int64_t a, int64_t b) noexcept nogil
-    int64_t floormod "tiny_floormod"(int64_t a, int64_t b) noexcept nogil
     void TINY_SET_VECTORCALL(void *type, void *function)
     void TINY_ALLOC_UNTRACKED(void *type)
     object new_of_base "TINY_NEW"(void *base, void *type, object args)
