@@ -3,9 +3,6 @@
 cdef dict _by_name = {}
 cdef object ONE = 1  # a Python int: 1 << 63 overflows as a C int
 
-# the range in which exact integers (index, weakint) have known bounds
-cdef int64_t EXACT_LIMIT = <int64_t>1 << 62
-
 
 cdef class DType:
     """An element type: immutable, one object a name, compared by identity.
