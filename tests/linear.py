@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from tiny.codegen import LinearProgram, ProgramParam
+from tiny.codegen import LinearProgram, Phase, ProgramParam
 from tiny.device import Buffer, Compiled
 from tiny.dtype import DType, _from_np_dtype, dtypes
 from tiny.uop.ops import Ops, ParamArg, UOp
@@ -56,7 +56,7 @@ class Writer:
         params = sorted({u for u in uops if u.op is Ops.PARAM}, key=lambda p: p.arg.slot)
         return LinearProgram(
             name,
-            uops,
+            (Phase(uops),),
             tuple(ProgramParam(p.arg.slot, p.dtype, p.arg.shape, True, True) for p in params),
             variables,
         )

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from kernels import CASES, TARGET, const, out, param, sink
 from tiny.codegen import lower
-from tiny.codegen.program import LinearProgram
+from tiny.codegen.program import LinearProgram, Phase
 from tiny.device import Buffer, Device
 from tiny.dtype import DType, _to_np_dtype, dtypes
 from tiny.runtime.python import interpret
@@ -30,7 +30,7 @@ def compute(op: Ops, result: DType, *operands: tuple[object, DType]) -> object:
     value = UOp(op, result, src)
     uops = (*src, memory, const(0), value, address, UOp(Ops.STORE, dtypes.void, (address, value)))
     array = np.zeros(1, _to_np_dtype(result))
-    program = LinearProgram("one", uops, lower(CASES["arange"]().sink, TARGET).params, ())
+    program = LinearProgram("one", (Phase(uops),), lower(CASES["arange"]().sink, TARGET).params, ())
     interpret(program, [array], {})
     return array[0]
 

@@ -41,6 +41,27 @@ class ParamArg(NamedTuple):
     shape: tuple[int, ...]
 
 
+class StageArg(NamedTuple):
+    """A part of a value that is kept: in memory of the thread, or of all threads if `shared`.
+
+    `shape` holds the sizes of the STAGE's own loops, upper bounds where they are symbolic.
+    """
+
+    shared: bool
+    shape: tuple[int, ...]
+
+
+class LocalArg(NamedTuple):
+    """A piece of a kernel's scratch memory, `offset` bytes from the start of it.
+
+    The scratch is that of the thread, or the one of all threads if `shared`.
+    """
+
+    offset: int
+    shape: tuple[int, ...]
+    shared: bool = False
+
+
 class ReduceArg(NamedTuple):
     """How a REDUCE combines (ADD, MUL or MAX), and along which axes of a tensor."""
 

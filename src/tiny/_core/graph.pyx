@@ -699,7 +699,7 @@ cdef object infer_shape(int op, DType dtype, tuple src, object arg):
         return ()
     if dtype is types.VOID:
         return None
-    if op in (OP_BUFFER, OP_PARAM, OP_DEFINE_LOCAL):
+    if op in (OP_BUFFER, OP_PARAM, OP_DEFINE_LOCAL, OP_STAGE):
         return None if arg is None else arg[1]
     if op in (OP_RESHAPE, OP_EXPAND):
         return sizes_of(arg, src)
@@ -723,13 +723,15 @@ cdef object infer_shape(int op, DType dtype, tuple src, object arg):
         return tuple([1 if k in axes else s for k, s in enumerate(shape)]) if axes else shape
     if op == OP_STACK:
         return (count,) + (<tuple>(<Node>src[0]).c_shape if count else ())
+    if op == OP_SHUFFLE:
+        return (len(arg),)
     if op == OP_LOAD:
         return () if arg is None or arg == 1 else (arg,)
     if op == OP_DEFINE_REG:
         return () if arg[1] == 1 else (arg[1],)
     if op == OP_GETTUPLE:
         return (<Node>(<Node>src[0]).src[arg]).c_shape
-    if count and op in (OP_FLIP, OP_BIND, OP_STAGE, OP_CONTIGUOUS, OP_CONTIGUOUS_BACKWARD,
+    if count and op in (OP_FLIP, OP_BIND, OP_CONTIGUOUS, OP_CONTIGUOUS_BACKWARD,
                         OP_DETACH, OP_COPY, OP_AFTER, OP_NOOP):
         return (<Node>src[0]).c_shape
     if op in (OP_CUSTOM, OP_CUSTOMI):

@@ -14,8 +14,8 @@ cdef NativeRule native_rule(str name, tuple names, native_function function)
 
 cdef class PatternMatcher:
     cdef readonly tuple tables    # groups of rules, in order
-    cdef void *c_entries[72]      # by root op; see Entry in match.pyx
-    cdef int c_counts[72]
+    cdef void *c_entries[80]      # by root op; see Entry in match.pyx
+    cdef int c_counts[80]
     cdef void *c_block
     cdef object c_sums            # sums with other matchers, by id, while they live
     cdef object __weakref__

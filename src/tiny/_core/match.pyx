@@ -126,7 +126,8 @@ for _n in range(5):
                 ORDERS[<int>_n][ORDER_COUNT[<int>_n]][<int>_i] = <uint8_t>_order[_i]
             ORDER_COUNT[<int>_n] += 1
 
-assert OP_COUNT <= 72, "PatternMatcher.c_entries has 72 places"
+if OP_COUNT > 80:
+    raise ImportError(f"PatternMatcher.c_entries has 80 places, there are {OP_COUNT} operations")
 
 
 class _Variant:

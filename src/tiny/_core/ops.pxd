@@ -70,20 +70,21 @@ cpdef enum OpCode:
     OP_AFTER = 58
     OP_STACK = 59
     OP_GEP = 60
+    OP_SHUFFLE = 61
     # calls
-    OP_TUPLE = 61
-    OP_GETTUPLE = 62
-    OP_CALL = 63
-    OP_FUNCTION = 64
+    OP_TUPLE = 62
+    OP_GETTUPLE = 63
+    OP_CALL = 64
+    OP_FUNCTION = 65
     # control flow
-    OP_END = 65
-    OP_IF = 66
-    OP_ENDIF = 67
-    OP_BARRIER = 68
+    OP_END = 66
+    OP_IF = 67
+    OP_ENDIF = 68
+    OP_BARRIER = 69
     # text of a target, as is
-    OP_CUSTOM = 69
-    OP_CUSTOMI = 70
+    OP_CUSTOM = 70
+    OP_CUSTOMI = 71
     # constants: last, so that they sort to the right of a sum
-    OP_CONST = 71
+    OP_CONST = 72
     # one more than the last
-    OP_COUNT = 72
+    OP_COUNT = 73

@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from tiny.codegen.lower import linearize
 from tiny.codegen.opt import Kernel, KernelOptError, Opt, OptOps
 from tiny.codegen.opt.heuristic import choose_opts
-from tiny.codegen.program import LinearProgram, ProgramParam
+from tiny.codegen.program import LinearProgram, Phase, ProgramParam
 from tiny.helpers import NOOPT, SPEC, STRICT_REDUCE
 from tiny.uop.ops import GroupOp, Ops, UOp
 from tiny.uop.spec import spec_kernel, spec_program, verify
 from tiny.uop.target import Target
 
-__all__ = ["KernelOptError", "LinearProgram", "Opt", "OptOps", "ProgramParam", "lower"]
+__all__ = ["KernelOptError", "LinearProgram", "Opt", "OptOps", "Phase", "ProgramParam", "lower"]
 
 # (kernel's structural key, target, Opts asked for, settings) -> program, the latest last
 _programs: OrderedDict[tuple[object, ...], LinearProgram] = OrderedDict()
@@ -56,7 +56,7 @@ def _lower(ast: UOp, target: Target, opts: tuple[Opt, ...] | None) -> LinearProg
     params = _params(kernel)
     return LinearProgram(
         name=kernel.name,
-        uops=uops,
+        phases=(Phase(uops),),
         params=params,
         variables=tuple(ast.variables()),
         applied_opts=kernel.applied_opts,

@@ -8,7 +8,7 @@ from typing import Any
 from tiny.dtype import DType
 from tiny.uop.ops import UOp
 
-__all__ = ["LinearProgram", "ProgramParam"]
+__all__ = ["LinearProgram", "Phase", "ProgramParam"]
 
 
 @dataclass(frozen=True)
@@ -23,19 +23,40 @@ class ProgramParam:
 
 
 @dataclass(frozen=True)
+class Phase:
+    """A part of a program that runs when all of the part before it has run.
+
+    Its outermost loop is of kind THREAD if `count` may be more than 1: those are `count` steps,
+    which threads may share among them in any order.
+    """
+
+    uops: tuple[UOp, ...]
+    count: int = 1
+
+
+@dataclass(frozen=True)
 class LinearProgram:
-    """A kernel as a list of operations in execution order.
+    """A kernel as lists of operations in execution order, one for each of its phases.
 
     `params` are sorted by slot, `variables` (DEFINE_VAR nodes) by name. `flops` counts the
     arithmetic of the kernel before it was decomposed, `nbytes` the memory of its buffers; sizes
     known only at run time count with their upper bounds. `applied_opts` is the list of Opts that
-    makes the same program again.
+    makes the same program again. DEFINE_LOCAL nodes are pieces of `scratch_nbytes` that each
+    thread has of its own, or of `shared_nbytes` that all have in common; what is in them is lost
+    when the program ends.
     """
 
     name: str
-    uops: tuple[UOp, ...]
+    phases: tuple[Phase, ...]
     params: tuple[ProgramParam, ...]
     variables: tuple[UOp, ...]
     applied_opts: tuple[Any, ...] = ()
     flops: int = 0
     nbytes: int = 0
+    scratch_nbytes: int = 0
+    shared_nbytes: int = 0
+
+    @property
+    def uops(self) -> tuple[UOp, ...]:
+        """The operations of all phases."""
+        return tuple(u for phase in self.phases for u in phase.uops)
