@@ -46,13 +46,15 @@ class Slot(NamedTuple):
 class ScheduleItem(NamedTuple):
     """A kernel (SINK), or a copy between devices (COPY over PARAM 1).
 
-    PARAM k is slots[k]; slot 0 is written. `reason` says why its result is stored.
+    PARAM k is slots[k]; the first `outputs` of them are written. `reason` says why its results
+    are stored.
     """
 
     kernel: UOp
     slots: tuple[int, ...]
     device: str
     reason: str
+    outputs: int = 1
 
 
 class View(NamedTuple):
