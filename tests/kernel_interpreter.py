@@ -1,12 +1,15 @@
 """Kernels (SINK over STOREs of scalars over RANGEs) run with NumPy: what a schedule computes.
 
-Every loop is an axis of an array, so a kernel runs in one step; loops are not nested, and what
-depends on their order is checked: indices must be in bounds wherever their gate is true, and a
-kernel that reads memory it also writes must read each place in the very step that writes it.
+Every loop is an axis of an array, so a kernel runs in one step, and what depends on the order of
+steps is checked: indices must be in bounds wherever their gate is true, and a kernel that reads
+memory it also writes must read each place in the very step that writes it. A kernel with STAGEs
+runs a second time, its outer loops nested as they are written and each STAGE one piece of memory
+that begins as garbage whenever its scope is entered: both runs must give the same.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,7 +17,7 @@ import numpy as np
 
 from evaluate import bits_as, constant, elementwise, move, np_dtype, reduce
 from tiny.schedule import BoundSchedule, ScheduleItem
-from tiny.uop.ops import GroupOp, Ops, UOp
+from tiny.uop.ops import AxisType, GroupOp, Ops, UOp
 
 Array = np.ndarray[Any, Any]
 
@@ -38,13 +41,18 @@ def run_schedule(
             assert slot.offset % 64 == 0
             slots.append(raw.view(dtype).reshape(slot.shape))
         else:
-            slots.append(
-                np.frombuffer(bytes([0xA5]) * slot.nbytes, dtype).reshape(slot.shape).copy()
-            )
+            slots.append(garbage(slot.shape, dtype))
     for item in schedule.items:
         run_item(item, slots, bound.values)
     outputs = [see(slots[view.slot], view.moves) for view in schedule.outputs]
     return outputs, {b: slots[k] for k, b in enumerate(bound.buffers)}
+
+
+def garbage(shape: Sequence[int], dtype: Any) -> Array:
+    """Memory that nothing was written to."""
+    dtype = np.dtype(dtype)
+    n = int(np.prod(shape, dtype=int)) * dtype.itemsize
+    return np.frombuffer(bytes([0xA5]) * n, dtype).reshape(tuple(shape)).copy()
 
 
 def see(x: Array, moves: Sequence[UOp]) -> Array:
@@ -71,78 +79,237 @@ def run_kernel(
     variables: Mapping[str, int],
     same: Mapping[int, int] | None = None,
 ) -> None:
-    """One kernel, PARAM k being memory[k]."""
-    nodes = sink.postorder()
-    loops = {n.arg.axis: n for n in nodes if n.op is Ops.RANGE}
-    assert len(loops) == sum(n.op is Ops.RANGE for n in nodes), "two loops have one axis number"
-    assert sorted(loops) == list(range(len(loops))), "axes are numbered without gaps"
-    outputs = {
-        r for s in sink.src for i in s.src[0].src[1:] for r in i.postorder() if r in loops.values()
-    }
-    known: dict[UOp, Array] = {}
-    place = {axis: k for k, axis in enumerate(sorted(loops))}
-    same = same or {}
-
-    def size_of(loop: UOp) -> int:
-        return int(known[loop.src[0]])
-
+    """One kernel, PARAM k being memory[k]. All is read before anything is written."""
+    kernel = _Kernel(sink, memory, variables, same or {})
     with np.errstate(all="ignore"):
-        for node in nodes:
-            if node.op is Ops.CONST:
-                known[node] = constant(node.arg, node.dtype)
-            elif node.op is Ops.DEFINE_VAR:
-                known[node] = constant(variables[node.arg.name], node.dtype)
-            elif node.op is Ops.RANGE:
-                shape = [1] * len(loops)
-                shape[place[node.arg.axis]] = size_of(node)
-                known[node] = np.arange(size_of(node)).reshape(shape)
-            elif node.op is Ops.INDEX:
-                at, ok = address(node, known, memory)
-                known[node] = load(memory[node.src[0].arg.slot], at, ok)
-            elif node.op is Ops.REDUCE:
-                known[node] = run_reduce(node, known, place, len(loops), size_of)
-            elif node.op in GroupOp.Elementwise:
-                src = [known[s] for s in node.src]
-                known[node] = elementwise(node.op, src, node.dtype, node.src[0].dtype)
-            elif node.op is Ops.STORE:
-                target, value = node.src
-                slot = target.src[0].arg.slot
-                at, ok = address(target, known, memory)
-                assert np.all(ok), "a store without bounds"
-                steps = [size_of(loops[a]) if loops[a] in outputs else 1 for a in sorted(loops)]
-                at = np.broadcast_to(at, steps or at.shape)
-                new = np.broadcast_to(known[value], at.shape)
-                assert len(np.unique(at)) == at.size, "a place is written twice"
-                check_in_place(nodes, target, at, known, memory, same)
-                flat = memory[slot].reshape(-1)
-                flat[at.reshape(-1)] = new.reshape(-1)
-            else:
-                assert node.op in (Ops.PARAM, Ops.SINK), node.op
+        written = [kernel.store(s, kernel.known) for s in sink.src]
+        kernel.check_writes(written)
+        if kernel.stages:
+            for store, (at, new) in zip(sink.src, written, strict=True):
+                order = np.argsort(at)
+                again_at, again = kernel.store_nested(store)
+                nested = np.argsort(again_at)
+                np.testing.assert_array_equal(at[order], again_at[nested])
+                # bit for bit unless a sum over fewer axes at a time adds in another order
+                np.testing.assert_allclose(
+                    new[order], again[nested], rtol=1e-5, atol=1e-5, err_msg="nested loops differ"
+                )
+    for store, (at, new) in zip(sink.src, written, strict=True):
+        memory[store.src[0].src[0].arg.slot].reshape(-1)[at] = new
 
 
-def run_reduce(
-    node: UOp, known: dict[UOp, Array], place: Mapping[int, int], ndim: int, size_of: Any
-) -> Array:
-    x = known[node.src[0]]
-    x = x.reshape((1,) * (ndim - x.ndim) + x.shape)
-    axes = tuple(place[r.arg.axis] for r in node.src[1:])
-    shape = list(x.shape)
-    for r in node.src[1:]:
-        shape[place[r.arg.axis]] = size_of(r)
-    return reduce(np.broadcast_to(x, shape), node.arg.op, axes, node.dtype)
+class _Kernel:
+    """A kernel about to run: its loops as axes of arrays, and what its nodes depend on."""
+
+    def __init__(
+        self,
+        sink: UOp,
+        memory: Sequence[Array],
+        variables: Mapping[str, int],
+        same: Mapping[int, int],
+    ) -> None:
+        self.memory, self.variables, self.same = memory, variables, same
+        self.nodes = sink.postorder()
+        loops = [n for n in self.nodes if n.op is Ops.RANGE]
+        self.loops = sorted(loops, key=lambda n: n.arg.axis)
+        numbers = [n.arg.axis for n in self.loops]
+        assert numbers == list(range(len(loops))), "axes are numbered once each, without gaps"
+        self.depends = dependence(self.nodes)
+        self.stages = [n for n in self.nodes if n.op is Ops.STAGE]
+        self.known: dict[UOp, Array] = {}
+        self.check_binding(sink)
+
+    def check_binding(self, sink: UOp) -> None:
+        """Loops of a STAGE are its own; scopes of what is computed ahead are nested."""
+        bound: dict[UOp, UOp] = {}
+        for n in self.nodes:
+            if n.op is Ops.REDUCE:
+                assert all(r.arg.kind is AxisType.REDUCE for r in n.src[1:])
+            elif n.op is Ops.STAGE:
+                assert len(n.src) > 1 and len(n.arg.shape) == len(n.src) - 1
+                for r, size in zip(n.src[1:], n.arg.shape, strict=True):
+                    assert r.arg.kind is AxisType.LOOP, "a loop of a STAGE that is no LOOP"
+                    assert r not in bound, "a loop of two STAGEs"
+                    assert size == r.src[0].vmax
+                    bound[r] = n
+        for store in sink.src:
+            free = self.depends[store]
+            assert not free & bound.keys(), "the loop of a STAGE is used outside of it"
+            assert all(r.arg.kind is AxisType.LOOP for r in free)
+            scopes = [self.depends[n] for n in store.postorder() if n.op in (Ops.REDUCE, Ops.STAGE)]
+            scopes = [s for s in scopes if s <= free]
+            for a, b in itertools.combinations(set(scopes), 2):
+                assert a <= b or b <= a, "two scopes of which neither is in the other"
+        for stage in self.stages:
+            assert self.depends[stage], "a STAGE of the thread without a scope"
+            assert not self.depends[stage] & bound.keys(), "a STAGE filled inside another"
+
+    def size_of(self, loop: UOp) -> int:
+        return int(self.value(loop.src[0], self.known))
+
+    def value(self, root: UOp, known: dict[UOp, Array]) -> Array:
+        """The value of a node; all that it needs is put into `known`."""
+        if root not in known:
+            for node in root.postorder():
+                if node not in known:
+                    known[node] = self.compute(node, known)
+        return known[root]
+
+    def compute(self, node: UOp, known: dict[UOp, Array]) -> Array:
+        """The value of one node from those of its sources: an array with an axis for each loop."""
+        op = node.op
+        if op is Ops.CONST:
+            return constant(node.arg, node.dtype)
+        if op is Ops.DEFINE_VAR:
+            return constant(self.variables[node.arg.name], node.dtype)
+        if op is Ops.RANGE:
+            shape = [1] * len(self.loops)
+            shape[node.arg.axis] = self.size_of(node)
+            return np.arange(shape[node.arg.axis]).reshape(shape)
+        if op is Ops.INDEX:
+            at, ok = address(node, known)
+            return load(self.contents(node.src[0], known), at, ok)
+        if op is Ops.REDUCE:
+            axes = tuple(r.arg.axis for r in node.src[1:])
+            x = self.spread(known[node.src[0]], node.src[1:])
+            return reduce(x, node.arg.op, axes, node.dtype)
+        if op is Ops.STAGE:
+            # the loops that it depends on stay axes; its own become the memory behind them
+            x = self.spread(known[node.src[0]], node.src[1:])
+            own = [r.arg.axis for r in node.src[1:]]
+            kept = [k for k in range(len(self.loops)) if k not in own]
+            sizes = [self.size_of(r) for r in node.src[1:]]
+            box = garbage([*[x.shape[k] for k in kept], *node.arg.shape], x.dtype)
+            box[(..., *[slice(0, n) for n in sizes])] = x.transpose(*kept, *own)
+            return box
+        if op is Ops.PARAM:
+            return self.memory[node.arg.slot]
+        assert op in GroupOp.Elementwise, op
+        src = [known[s] for s in node.src]
+        return elementwise(op, src, node.dtype, node.src[0].dtype)
+
+    def contents(self, buffer: UOp, known: dict[UOp, Array]) -> Array:
+        """The memory of a PARAM or STAGE, its elements in the last dimension."""
+        x = known[buffer]
+        if buffer.op is Ops.PARAM:
+            assert x.size == np.prod(buffer.arg.shape, dtype=int), (buffer, x.shape)
+            return x.reshape(-1)
+        if x.ndim == len(buffer.arg.shape):  # in a nested run: the memory of this step
+            return x.reshape(-1)
+        rank = len(buffer.arg.shape)
+        shape = [1] * len(self.loops) + [-1]
+        own = [r.arg.axis for r in buffer.src[1:]]
+        kept = [k for k in range(len(self.loops)) if k not in own]
+        for k, n in zip(kept, x.shape[: x.ndim - rank], strict=True):
+            shape[k] = n
+        return x.reshape(shape)
+
+    def spread(self, x: Array, over: Sequence[UOp]) -> Array:
+        """x with all axes, those of the given loops in full."""
+        shape = list(x.reshape((1,) * (len(self.loops) - x.ndim) + x.shape).shape)
+        for r in over:
+            shape[r.arg.axis] = self.size_of(r)
+        return np.broadcast_to(x, shape)
+
+    def store(self, store: UOp, known: dict[UOp, Array]) -> tuple[Array, Array]:
+        """(flat addresses, values) of a STORE."""
+        target, value = store.src
+        for s in (*target.src, value):
+            self.value(s, known)
+        at, ok = address(target, known)
+        assert np.all(ok), "a store without bounds"
+        loops = [r for r in self.depends[target] if r not in known or known[r].ndim]
+        at = self.spread(at, loops) if self.loops else at
+        new = np.broadcast_to(known[value], at.shape)
+        return at.reshape(-1), new.reshape(-1)
+
+    def store_nested(self, store: UOp) -> tuple[Array, Array]:
+        """The same, with the loops outside of and around its STAGEs run one step at a time."""
+        cone = store.postorder()
+        stages = [n for n in cone if n.op is Ops.STAGE]
+        nest = sorted(self.depends[store], key=lambda r: r.arg.axis)
+        depth = {s: 1 + max(nest.index(r) for r in self.depends[s]) for s in stages}
+        outer = nest[: max(depth.values(), default=0)]
+        fixed = {n: x for n, x in self.known.items() if not self.depends[n] & set(outer)}
+        memory: dict[UOp, Array] = {}
+        found: list[tuple[Array, Array]] = []
+        before: tuple[int, ...] | None = None
+        for step in itertools.product(*[range(self.size_of(r)) for r in outer]):
+            known = {n: x for n, x in fixed.items() if n.op is not Ops.STAGE}
+            known |= {r: np.array(k) for r, k in zip(outer, step, strict=True)}
+            for s in stages:
+                if before is None or before[: depth[s]] != step[: depth[s]]:
+                    self.fill(s, known, memory)
+                known[s] = memory[s]
+            found.append(self.store(store, known))
+            before = step
+        return (
+            tuple(np.concatenate(x) for x in zip(*found, strict=True))
+            if found
+            else (
+                np.zeros(0, int),
+                np.zeros(0),
+            )
+        )
+
+    def fill(self, stage: UOp, known: dict[UOp, Array], memory: dict[UOp, Array]) -> None:
+        """Compute a STAGE into its memory, which holds nothing before."""
+        value, *own = stage.src
+        box = memory[stage] = garbage(stage.arg.shape, np_dtype(stage.dtype))
+        x = self.spread(self.value(value, known), own)
+        x = x.transpose(
+            *[k for k in range(len(self.loops)) if k not in {r.arg.axis for r in own}],
+            *[r.arg.axis for r in own],
+        )
+        sizes = [self.size_of(r) for r in own]
+        box[tuple(slice(0, n) for n in sizes)] = x.reshape(sizes)
+
+    def check_writes(self, written: list[tuple[Array, Array]]) -> None:
+        """Nothing is written twice; what is read of written memory is read in the same step."""
+        writers: dict[int, tuple[UOp, Array]] = {}
+        sink = self.nodes[-1]
+        for store, (at, _) in zip(sink.src, written, strict=True):
+            slot = store.src[0].src[0].arg.slot
+            slot = self.same.get(slot, slot)
+            assert slot not in writers, "one buffer is written by two stores"
+            assert len(np.unique(at)) == at.size, "a place is written twice"
+            writers[slot] = store, at
+        for node in self.nodes:
+            if node.op is not Ops.INDEX or node.src[0].op is not Ops.PARAM:
+                continue
+            slot = node.src[0].arg.slot
+            found = writers.get(self.same.get(slot, slot))
+            if found is None:
+                continue
+            store, at = found
+            target = store.src[0]
+            full = self.spread(address(target, self.known)[0], list(self.depends[target]))
+            writer = np.full(self.memory[slot].size, -1)
+            writer[at] = np.arange(at.size)
+            read, ok = address(node, self.known)
+            by = writer[np.where(ok, read, 0)]
+            by, now, ok = np.broadcast_arrays(by, np.arange(at.size).reshape(full.shape), ok)
+            assert np.all((by == -1) | (by == now) | ~ok), "reads what another step writes"
 
 
-def address(index: UOp, known: dict[UOp, Array], memory: Sequence[Array]) -> tuple[Array, Array]:
+def dependence(nodes: Sequence[UOp]) -> dict[UOp, frozenset[UOp]]:
+    """The loops that each node depends on; those that a REDUCE or STAGE runs itself left out."""
+    found: dict[UOp, frozenset[UOp]] = {}
+    for n in nodes:
+        loops = frozenset((n,)) if n.op is Ops.RANGE else frozenset()
+        own = n.src[1:] if n.op in (Ops.REDUCE, Ops.STAGE) else ()
+        for s in n.src:
+            loops |= found[s]
+        found[n] = loops - frozenset(own)
+    return found
+
+
+def address(index: UOp, known: Mapping[UOp, Array]) -> tuple[Array, Array]:
     """(flat element numbers, where the gate holds)."""
-    param = index.src[0]
-    shape = param.arg.shape
+    shape = index.src[0].arg.shape
     exprs = index.src[1:]
     assert len(exprs) in (len(shape), len(shape) + 1), index
     gate = known[exprs[-1]] if len(exprs) > len(shape) else np.array(True)
-    assert memory[param.arg.slot].size == np.prod(shape, dtype=int), (
-        param,
-        memory[param.arg.slot].shape,
-    )
     flat: Array = np.array(0)
     for e, size in zip(exprs[: len(shape)], shape, strict=True):
         i, ok = np.broadcast_arrays(known[e], gate)
@@ -152,29 +319,12 @@ def address(index: UOp, known: dict[UOp, Array], memory: Sequence[Array]) -> tup
 
 
 def load(x: Array, at: Array, ok: Array) -> Array:
+    """The elements at flat numbers of the last dimension of x, 0 where not ok."""
     if not x.size:
         return np.zeros(at.shape, x.dtype)
-    return np.where(ok, x.reshape(-1)[np.where(ok, at, 0)], x.dtype.type(0))
-
-
-def check_in_place(
-    nodes: list[UOp],
-    target: UOp,
-    at: Array,
-    known: dict[UOp, Array],
-    memory: Sequence[Array],
-    same: Mapping[int, int],
-) -> None:
-    """What is read of the memory being written is read in the step that writes it."""
-    slot = target.src[0].arg.slot
-    writer = np.full(memory[slot].size, -1)
-    writer[at.reshape(-1)] = np.arange(at.size)
-    step = np.arange(at.size).reshape(at.shape)
-    for node in nodes:
-        if node.op is Ops.INDEX and node is not target:
-            other = node.src[0].arg.slot
-            if same.get(other, other) == same.get(slot, slot):
-                read, ok = address(node, known, memory)
-                by = writer[np.where(ok, read, 0)]
-                by, now, ok = np.broadcast_arrays(by, step, ok)
-                assert np.all((by == -1) | (by == now) | ~ok), "reads what another step writes"
+    at = np.where(ok, at, 0)
+    if x.ndim == 1:
+        return np.where(ok, x[at], x.dtype.type(0))
+    at = at.reshape((1,) * (x.ndim - 1 - at.ndim) + at.shape)
+    places = np.ogrid[tuple(slice(0, n) for n in x.shape[:-1])]
+    return np.where(ok, x[(*places, at)], x.dtype.type(0))
