@@ -11,7 +11,7 @@ import numpy as np
 
 from tiny.device import Buffer, Device
 from tiny.dtype import DType, _from_np_dtype, _to_np_dtype
-from tiny.engine.realize import check_dtype, run_schedule
+from tiny.engine.realize import check_dtype, compile_linear
 from tiny.schedule import create_schedule
 from tiny.uop.ops import BufferArg, GroupOp, Ops, UOp
 
@@ -114,7 +114,7 @@ class DeviceRuntime:
         bound = create_schedule(sink, lambda name: Device[name].target, Device.DEFAULT)
         schedule = bound.schedule
         inputs = [_buffer_of(node) for node in bound.buffers]
-        buffers = run_schedule(schedule, inputs, bound.values)
+        buffers = compile_linear(schedule)(inputs, bound.values)
         made: dict[int, UOp] = dict(enumerate(bound.buffers))
         found: dict[UOp, UOp] = {}
         for node, view in zip(wanted, schedule.outputs, strict=True):

@@ -1,7 +1,8 @@
-"""Compiling the kernels of a schedule, and running it."""
+"""Compiling the kernels of schedules, and running lists of them."""
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import OrderedDict
@@ -10,17 +11,36 @@ from typing import Any, NamedTuple
 
 from tiny.codegen import LinearProgram, lower
 from tiny.codegen.opt import Kernel
-from tiny.device import Buffer, Compiled, Device, Program
+from tiny.device import Allocator, Buffer, Compiled, Device, Program
 from tiny.dtype import DType, dtypes
-from tiny.helpers import DEBUG, NOOPT, SPEC, STRICT_REDUCE, GlobalCounters, colored, nbytes_text
+from tiny.helpers import (
+    DEBUG,
+    DEV,
+    NOOPT,
+    SPEC,
+    STRICT_REDUCE,
+    GlobalCounters,
+    colored,
+    nbytes_text,
+)
 from tiny.schedule import Schedule, ScheduleItem
 from tiny.uop.ops import Ops, UOp
 from tiny.uop.printing import graph_text, list_text
 from tiny.uop.spec import spec_program, verify
 
-__all__ = ["CompiledKernel", "compile_kernel", "forget_kernels", "run_schedule"]
+__all__ = [
+    "CompiledKernel",
+    "CompiledSchedule",
+    "Step",
+    "StepList",
+    "compile_kernel",
+    "compile_linear",
+    "forget_kernels",
+    "run_linear",
+]
 
 MOST_KERNELS = 4096
+MOST_SCHEDULES = 1024
 LINES_SHOWN = 2000  # of a graph or a program
 
 
@@ -36,7 +56,14 @@ class CompiledKernel(NamedTuple):
 # The kernel itself is part of the key: nodes are unique, so a hit is the same graph. Its machine
 # code is freed with the entry, or with the last who still runs it.
 _kernels: OrderedDict[tuple[Any, ...], CompiledKernel] = OrderedDict()
+# By the number of the schedule, which the entry keeps alive, and what its kernels depend on.
+_schedules: OrderedDict[tuple[Any, ...], CompiledSchedule] = OrderedDict()
 _lock = threading.Lock()
+
+
+def _settings() -> tuple[bool, ...]:
+    """The context variables that code generation reads."""
+    return bool(NOOPT), bool(STRICT_REDUCE)
 
 
 def compile_kernel(kernel: UOp, device: Compiled) -> CompiledKernel:
@@ -45,7 +72,7 @@ def compile_kernel(kernel: UOp, device: Compiled) -> CompiledKernel:
     CompileError says which kernel and carries its source; TypeError names a dtype that the device
     lacks, and the devices that have it.
     """
-    key = (kernel, device, bool(NOOPT), bool(STRICT_REDUCE))
+    key = (kernel, device, *_settings())
     with _lock:
         found = _kernels.get(key)
         if found is not None:
@@ -60,9 +87,10 @@ def compile_kernel(kernel: UOp, device: Compiled) -> CompiledKernel:
 
 
 def forget_kernels() -> None:
-    """Empty the cache of compiled kernels."""
+    """Empty the caches of compiled kernels and schedules."""
     with _lock:
         _kernels.clear()
+        _schedules.clear()
 
 
 def _compile(kernel: UOp, device: Compiled) -> CompiledKernel:
@@ -72,7 +100,7 @@ def _compile(kernel: UOp, device: Compiled) -> CompiledKernel:
         print(graph_text(kernel, LINES_SHOWN))
     program = lower(kernel, device.target)
     if DEBUG >= 6:
-        print(list_text(program.uops, LINES_SHOWN))
+        _print_program(program)
     if SPEC:
         verify(program.uops, spec_program, f"program {program.name}")
     source = device.renderer.render(program)
@@ -106,96 +134,206 @@ def check_dtype(dtype: DType, device: Compiled) -> None:
     )
 
 
-# ---------------------------------------------------------------- running
+# ---------------------------------------------------------------- lists of steps
 
 
-def run_schedule(
-    schedule: Schedule, inputs: Sequence[Buffer], values: dict[str, int]
-) -> list[Buffer | None]:
-    """Run all items. The buffers of the slots: `inputs`, then new ones; None for temporaries.
+class Step(NamedTuple):
+    """One kernel or copy: `call` takes the memory of `slots` and the values of `variables`.
 
-    `values` are those of the schedule's variables. Temporaries share an arena for each device,
-    which is given back at the end.
+    Both are numbers in the list that the step is in. The slots `written` are those it writes,
+    each of them whole unless it is read as well.
     """
-    devices = {name: Device[name] for name in {slot.device for slot in schedule.slots}}
-    arenas = {name: Buffer(name, nbytes, dtypes.uint8) for name, nbytes in schedule.arena.items()}
-    buffers: list[Buffer | None] = list(inputs)
-    memory: list[Any] = [buffer.memory for buffer in inputs]  # of each slot
-    for slot in schedule.slots[len(inputs) :]:
-        if slot.role == "temp":
-            arena, allocator = arenas[slot.device], devices[slot.device].allocator
-            memory.append(allocator._offset(arena.memory, slot.nbytes, slot.offset))
-            buffers.append(None)
-        else:
-            buffer = Buffer(slot.device, slot.nbytes // slot.dtype.itemsize, slot.dtype)
-            memory.append(buffer.memory)
-            buffers.append(buffer)
-    for item in schedule.items:
-        if not schedule.slots[item.slots[0]].nbytes:
-            continue  # nothing to compute, and loops must not be empty
-        if item.kernel.op is Ops.COPY:
-            _copy(schedule, item, memory)
-        else:
-            _launch(item, devices[item.device], memory, values)
-    memory.clear()  # parts before their arenas, or these would still be in use when given back
-    return buffers
+
+    call: Program
+    slots: tuple[int, ...]
+    variables: tuple[int, ...]
+    written: tuple[int, ...]
+    device: Compiled
+    name: str
+    flops: int
+    nbytes: int
+    item: ScheduleItem
+    program: LinearProgram | None = None
 
 
-def _launch(
-    item: ScheduleItem, device: Compiled, memory: list[Any], values: dict[str, int]
-) -> None:
-    kernel = compile_kernel(item.kernel, device)
-    buffers = tuple([memory[item.slots[k]] for k in kernel.slots])
-    variables = tuple([values[name] for name in kernel.variables])
-    program, seconds = kernel.program, None
-    if DEBUG >= 2:
-        device.synchronize()
-        start = time.perf_counter()
-        kernel.call(buffers, variables)
-        device.synchronize()
-        seconds = time.perf_counter() - start
-    else:
-        kernel.call(buffers, variables)
-    _count(program.flops, program.nbytes, seconds)
-    if seconds is not None:
-        _print_line(item.device, program.name, seconds, program.flops, program.nbytes)
-        if DEBUG >= 3:
-            _print_opts(item, program, device)
+class Transfer:
+    """A copy of `nbytes` from one device to another, called with (destination, source)."""
+
+    def __init__(self, writer: Compiled, reader: Compiled, nbytes: int) -> None:
+        self.writer, self.reader, self.nbytes = writer, reader, nbytes
+
+    def __call__(self, buffers: tuple[Any, ...], variables: tuple[int | float, ...] = ()) -> None:
+        """Copy."""
+        into, out_of = buffers
+        self.reader.synchronize()
+        view = self.reader.allocator._as_buffer(out_of)
+        if view is None:
+            view = memoryview(bytearray(self.nbytes))
+            self.reader.allocator._copyout(view, out_of)
+        self.writer.allocator._copyin(into, view[: self.nbytes])
 
 
-def _copy(schedule: Schedule, item: ScheduleItem, memory: list[Any]) -> None:
-    to, source = (schedule.slots[k] for k in item.slots)
-    into, out_of = (memory[k] for k in item.slots)
-    writer, reader = Device[to.device], Device[source.device]
+class StepList:
+    """Steps that run in order, called with a piece of memory a slot and a value a variable.
+
+    Where all of them are code of the host they run in one native call, unless DEBUG asks for a
+    line about each.
+    """
+
+    def __init__(self, steps: Sequence[Step], slots: int, variables: int) -> None:
+        self.steps = tuple(steps)
+        self.flops = sum(s.flops for s in steps)
+        self.nbytes = sum(s.nbytes for s in steps)
+
+    def __call__(self, memory: tuple[Any, ...], values: tuple[int, ...]) -> None:
+        """Run them; on some devices they may be under way still on return."""
+        timed = DEBUG >= 2
+        for step in self.steps:
+            buffers = tuple([memory[k] for k in step.slots])
+            variables = tuple([values[k] for k in step.variables])
+            if timed:
+                _run_timed(step, buffers, variables)
+            else:
+                step.call(buffers, variables)
+        if not timed:
+            GlobalCounters.kernel_count += len(self.steps)
+            GlobalCounters.global_ops += self.flops
+            GlobalCounters.global_mem += self.nbytes
+
+
+def _run_timed(step: Step, buffers: tuple[Any, ...], variables: tuple[int, ...]) -> None:
+    """Run one step and print its line of DEBUG=2."""
+    step.device.synchronize()
     start = time.perf_counter()
-    reader.synchronize()
-    view = reader.allocator._as_buffer(out_of)
-    if view is None:
-        view = memoryview(bytearray(source.nbytes))
-        reader.allocator._copyout(view, out_of)
-    writer.allocator._copyin(into, view[: to.nbytes])
-    seconds = None
-    if DEBUG >= 2:
-        writer.synchronize()
-        seconds = time.perf_counter() - start
-        _print_line(to.device, f"copy from {source.device}", seconds, 0, to.nbytes)
-    _count(0, to.nbytes, seconds)
-
-
-def _count(flops: int, nbytes: int, seconds: float | None) -> None:
+    step.call(buffers, variables)
+    step.device.synchronize()
+    seconds = time.perf_counter() - start
     GlobalCounters.kernel_count += 1
-    GlobalCounters.global_ops += flops
-    GlobalCounters.global_mem += nbytes
-    GlobalCounters.time_sum_s += seconds or 0.0
+    GlobalCounters.global_ops += step.flops
+    GlobalCounters.global_mem += step.nbytes
+    GlobalCounters.time_sum_s += seconds
+    _print_line(step, seconds)
+    if DEBUG >= 3 and step.program is not None:
+        _print_opts(step.item, step.program, step.device)
 
 
-def _print_line(device: str, name: str, seconds: float, flops: int, nbytes: int) -> None:
+# ---------------------------------------------------------------- schedules
+
+
+class CompiledSchedule:
+    """A schedule and its kernels, ready to run."""
+
+    def __init__(self, schedule: Schedule) -> None:
+        self.schedule = schedule
+        numbers = {name: k for k, name in enumerate(schedule.variables)}
+        steps = [
+            self._step(item, numbers)
+            for item in schedule.items
+            # with nothing to write there is nothing to compute, and loops must not be empty
+            if any(schedule.slots[k].nbytes for k in item.slots[: item.outputs])
+        ]
+        self.steps = StepList(steps, len(schedule.slots), len(schedule.variables))
+        self._allocators: dict[str, Allocator[Any]] = {
+            name: Device[name].allocator for name in schedule.arena
+        }
+
+    def _step(self, item: ScheduleItem, numbers: dict[str, int]) -> Step:
+        device, written = Device[item.device], item.slots[: item.outputs]
+        if item.kernel.op is Ops.COPY:
+            to, source = (self.schedule.slots[k] for k in item.slots)
+            call = Transfer(Device[to.device], Device[source.device], to.nbytes)
+            name = f"copy from {source.device}"
+            return Step(call, item.slots, (), written, device, name, 0, to.nbytes, item)
+        kernel = compile_kernel(item.kernel, device)
+        return Step(
+            kernel.call,
+            tuple([item.slots[k] for k in kernel.slots]),
+            tuple([numbers[name] for name in kernel.variables]),
+            written,
+            device,
+            kernel.program.name,
+            kernel.program.flops,
+            kernel.program.nbytes,
+            item,
+            kernel.program,
+        )
+
+    def __call__(self, inputs: Sequence[Buffer], values: dict[str, int]) -> list[Buffer | None]:
+        """Run all items. The buffers of the slots: `inputs`, then new ones; None for temporaries.
+
+        Temporaries share an arena for each device, which is given back at the end.
+        """
+        schedule = self.schedule
+        arenas = {
+            name: Buffer(name, nbytes, dtypes.uint8) for name, nbytes in schedule.arena.items()
+        }
+        buffers: list[Buffer | None] = list(inputs)
+        memory: list[Any] = [buffer.memory for buffer in inputs]  # of each slot
+        for slot in schedule.slots[len(inputs) :]:
+            if slot.role == "temp":
+                allocator, arena = self._allocators[slot.device], arenas[slot.device]
+                memory.append(allocator._offset(arena.memory, slot.nbytes, slot.offset))
+                buffers.append(None)
+            else:
+                buffer = Buffer(slot.device, math.prod(slot.shape), slot.dtype)
+                memory.append(buffer.memory)
+                buffers.append(buffer)
+        self.steps(tuple(memory), tuple([values[name] for name in schedule.variables]))
+        memory.clear()  # parts before their arenas, or these would still be in use when given back
+        return buffers
+
+
+def compile_linear(schedule: Schedule) -> CompiledSchedule:
+    """A schedule with all its kernels compiled for the devices as they are now; equal ones once.
+
+    Errors as `compile_kernel`'s; nothing has run then.
+    """
+    key = (id(schedule), DEV.value, *_settings())
+    with _lock:
+        found = _schedules.get(key)
+        if found is not None:
+            _schedules.move_to_end(key)
+            return found
+    found = CompiledSchedule(schedule)
+    with _lock:
+        _schedules[key] = found
+        if len(_schedules) > MOST_SCHEDULES:
+            _schedules.popitem(last=False)
+    return found
+
+
+def run_linear(
+    linear: CompiledSchedule | Schedule,
+    inputs: Sequence[Buffer] = (),
+    values: dict[str, int] | None = None,
+) -> list[Buffer | None]:
+    """Run a compiled schedule on the buffers of its input slots and the values of its variables.
+
+    The buffers of all slots: `inputs`, then new ones; None for temporaries, which are gone.
+    """
+    compiled = linear if isinstance(linear, CompiledSchedule) else compile_linear(linear)
+    return compiled(inputs, values or {})
+
+
+# ---------------------------------------------------------------- what DEBUG prints
+
+
+def _print_program(program: LinearProgram) -> None:
+    """The lines of DEBUG=6: the operations of each phase."""
+    for number, phase in enumerate(program.phases):
+        if len(program.phases) > 1:
+            print(f"phase {number} of {program.name}, {phase.count} steps")
+        print(list_text(phase.uops, LINES_SHOWN))
+
+
+def _print_line(step: Step, seconds: float) -> None:
     """The line of DEBUG=2: device, number, name, memory in use, time, speed."""
-    speed = f"{flops / seconds * 1e-9:9.2f} GFLOPS {nbytes / seconds * 1e-9:8.2f} GB/s"
+    flops, nbytes = step.flops / seconds * 1e-9, step.nbytes / seconds * 1e-9
     print(
-        f"*** {device:<7} {GlobalCounters.kernel_count:5d} {colored(f'{name:<32}', 'cyan')} "
+        f"*** {step.device.name:<7} {GlobalCounters.kernel_count:5d} "
+        f"{colored(f'{step.name:<32}', 'cyan')} "
         f"mem {nbytes_text(GlobalCounters.mem_used):>10} tm {seconds * 1e6:10.2f} us / "
-        f"{GlobalCounters.time_sum_s * 1e3:9.2f} ms {speed}"
+        f"{GlobalCounters.time_sum_s * 1e3:9.2f} ms {flops:9.2f} GFLOPS {nbytes:8.2f} GB/s"
     )
 
 
