@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -9,7 +10,7 @@ import numpy as np
 from tiny.codegen import LinearProgram, Phase, ProgramParam
 from tiny.device import Buffer, Compiled
 from tiny.dtype import DType, _from_np_dtype, dtypes
-from tiny.uop.ops import Ops, ParamArg, UOp
+from tiny.uop.ops import AxisType, LocalArg, Ops, ParamArg, RangeArg, UOp
 from tiny.uop.spec import spec_program, verify
 
 
@@ -19,6 +20,18 @@ def const(value, dtype: DType = dtypes.index) -> UOp:
 
 def param(slot: int, dtype: DType, size: int) -> UOp:
     return UOp(Ops.PARAM, dtype, (), ParamArg(slot, (size,)))
+
+
+def local(offset: int, dtype: DType, size: int, shared: bool = False) -> UOp:
+    return UOp(Ops.DEFINE_LOCAL, dtype, (), LocalArg(offset, (size,), shared))
+
+
+def threads(count: int, axis: int) -> UOp:
+    return UOp(Ops.RANGE, dtypes.index, (const(count),), RangeArg(axis, AxisType.THREAD))
+
+
+def end(loop: UOp) -> UOp:
+    return UOp(Ops.END, dtypes.void, (loop,))
 
 
 def splat(x: UOp, lanes: int) -> UOp:
@@ -47,19 +60,43 @@ class Writer:
                 self.uops.setdefault(n)
         return nodes[-1]
 
+    def phase(self) -> Phase:
+        """What was collected; it has the steps of its THREAD loop."""
+        loops = [u for u in self.uops if u.op is Ops.RANGE and u.arg.kind is AxisType.THREAD]
+        return Phase(tuple(self.uops), loops[0].src[0].arg if loops else 1)
+
     def program(
         self, name: str = "kernel", variables: tuple[UOp, ...] = (), checked: bool = True
     ) -> LinearProgram:
-        uops = tuple(self.uops)
-        if checked:
-            verify(uops, spec_program, name)
-        params = sorted({u for u in uops if u.op is Ops.PARAM}, key=lambda p: p.arg.slot)
-        return LinearProgram(
-            name,
-            (Phase(uops),),
-            tuple(ProgramParam(p.arg.slot, p.dtype, p.arg.shape, True, True) for p in params),
-            variables,
-        )
+        return program_of([self.phase()], name, variables, checked)
+
+
+def program_of(
+    phases: Sequence[Phase],
+    name: str = "kernel",
+    variables: tuple[UOp, ...] = (),
+    checked: bool = True,
+) -> LinearProgram:
+    """A program of several phases, with as much scratch memory as its pieces need."""
+    uops = {u for phase in phases for u in phase.uops}
+    params = sorted({u for u in uops if u.op is Ops.PARAM}, key=lambda p: p.arg.slot)
+    needed = [0, 0]
+    for u in uops:
+        if u.op is Ops.DEFINE_LOCAL:
+            end = u.arg.offset + math.prod(u.arg.shape) * u.dtype.itemsize
+            needed[u.arg.shared] = max(needed[u.arg.shared], end)
+    program = LinearProgram(
+        name,
+        tuple(phases),
+        tuple(ProgramParam(p.arg.slot, p.dtype, p.arg.shape, True, True) for p in params),
+        variables,
+        scratch_nbytes=needed[0],
+        shared_nbytes=needed[1],
+    )
+    if checked:
+        for phase in phases:
+            verify(phase.uops, spec_program, name)
+    return program
 
 
 def load_program(device: Compiled, program: LinearProgram):

@@ -18,19 +18,23 @@ from linear import (
     at,
     const,
     elementwise,
+    end,
     load_program,
+    local,
     param,
+    program_of,
     run_program,
     splat,
     stack,
+    threads,
 )
 from tiny._core.launch import HostMemory
-from tiny.codegen import LinearProgram
+from tiny.codegen import LinearProgram, Phase
 from tiny.device import CompileError, Device
 from tiny.dtype import _to_np_dtype, dtypes
 from tiny.helpers import Context
 from tiny.runtime.cpu import host_arch, undefined_symbols
-from tiny.uop.ops import AxisType, Ops, RangeArg, RegArg, UOp
+from tiny.uop.ops import AxisType, Ops, RegArg, UOp
 
 LANES = (1, 4, 16, 7, 20)
 INTS = (*(getattr(dtypes, f"int{b}") for b in (8, 16, 32, 64)),
@@ -488,10 +492,6 @@ def register(slot: int, init: UOp, lanes: int = 1) -> UOp:
     return UOp(Ops.DEFINE_REG, init.dtype, (splat(init, lanes),), RegArg(slot, lanes))
 
 
-def end(loop: UOp) -> UOp:
-    return UOp(Ops.END, dtypes.void, (loop,))
-
-
 @pytest.mark.parametrize("lanes", (1, 4, 7))
 def test_a_register_carries_a_sum_through_nested_loops(cpu, lanes):
     shape = (3, 4, 5, lanes)
@@ -615,13 +615,143 @@ def test_a_thread_axis_runs_from_begin_to_end(cpu):
     w = Writer()
     to = param(0, dtypes.int64, 6)
     w.add(to)
-    i = w.add(UOp(Ops.RANGE, dtypes.index, (const(6),), RangeArg(0, AxisType.THREAD)))
+    i = w.add(threads(6, 0))
     w.add(at(to, i).store(i.cast(dtypes.int64)), end(i))
     program = w.program()
     assert load_program(cpu, program).phases[0][1] == 6
     np.testing.assert_array_equal(
         run_program(cpu, program, [np.zeros(6, np.int64)])[0], np.arange(6)
     )
+
+
+# ---------------------------------------------------------------- phases and scratch memory
+
+BOTH = ["PYTHON"]
+
+
+@pytest.mark.parametrize("device", BOTH)
+def test_a_phase_sees_what_all_of_the_phase_before_it_wrote(device):
+    """A sum in two phases: partial sums in shared memory, then one step that adds them up."""
+    x = np.random.default_rng(6).integers(-50, 50, (6, 20)).astype(np.int32)
+    to, source, parts = (
+        param(0, dtypes.int32, 1),
+        param(1, dtypes.int32, x.size),
+        local(64, dtypes.int32, 6, shared=True),
+    )
+    first, second = Writer(), Writer()
+    first.add(source, parts)
+    i = first.add(threads(6, 0))
+    total = first.add(register(0, UOp.const(0, dtypes.int32)))
+    j = first.add(UOp.range(20, 1, AxisType.REDUCE))
+    first.add(total.store(total + at(source, i * 20 + j).load()), ended := end(j))
+    first.add(at(parts, i).store(total.after(ended)), end(i))
+    second.add(to, parts)
+    total = second.add(register(0, UOp.const(0, dtypes.int32)))
+    k = second.add(UOp.range(6, 0, AxisType.REDUCE))
+    second.add(total.store(total + at(parts, k).load()), ended := end(k))
+    second.add(at(to, 0).store(total.after(ended)))
+    program = program_of([first.phase(), second.phase()], "sum")
+    assert [phase.count for phase in program.phases] == [6, 1]
+    assert program.shared_nbytes == 64 + 24
+    got = run_program(Device[device], program, [np.zeros(1, np.int32), x.reshape(-1)])[0]
+    assert got[0] == x.sum()
+
+
+def test_functions_of_phases_are_numbered(cpu):
+    phase = Phase(())
+    assert cpu.renderer.render(LinearProgram("k", (phase,), (), ())).count('define void @"k"(') == 1
+    text = cpu.renderer.render(LinearProgram("k", (phase, phase), (), ()))
+    assert text.count('define void @"k.0"(') == text.count('define void @"k.1"(') == 1
+
+
+@pytest.mark.parametrize("device", BOTH)
+@pytest.mark.parametrize(
+    "dtype", [dtypes.float32, dtypes.bool, dtypes.int8, dtypes.float64, dtypes.bfloat16], ids=str
+)
+def test_scratch_memory_keeps_rows_of_its_thread(device, dtype):
+    """Each row reversed by way of scratch memory, in vectors of an odd size; with two pieces."""
+    rows, lanes = 5, 7
+    x = np.random.default_rng(7).integers(0, 2, (rows, 3 * lanes)).astype(np_type(dtype))
+    w = Writer()
+    to, source = param(0, dtype, x.size), param(1, dtype, x.size)
+    row, wide = local(64, dtype, 3 * lanes), local(512, dtypes.int64, 1)
+    w.add(to, source, row, wide, const(lanes))
+    i = w.add(threads(rows, 0))
+    w.add(i * 21)
+    w.add(at(wide, 0).store(UOp.const(3, dtypes.index).cast(dtypes.int64)))
+    j = w.add(UOp.range(3, 1))
+    w.add(at(row, j * lanes).store(at(source, i * 21 + j * lanes).load(lanes=lanes)), end(j))
+    k = w.add(UOp.range(21, 2))
+    size = at(wide, 0).load().cast(dtypes.index) * lanes
+    w.add(at(to, i * 21 + k).store(at(row, size - 1 - k).load()), end(k), end(i))
+    got = run_program(Device[device], w.program(), [np.zeros_like(x).reshape(-1), x.reshape(-1)])[0]
+    np.testing.assert_array_equal(
+        got.view(np.uint8).reshape(rows, -1), x[:, ::-1].copy().view(np.uint8).reshape(rows, -1)
+    )
+
+
+@pytest.mark.parametrize("device", BOTH)
+@pytest.mark.parametrize("picked", [(2, 0, 5), (7, 3), (1, 1, 1, 1), (0, 8, 1, 9, 2, 10, 15)])
+@pytest.mark.parametrize("dtype", [dtypes.float32, dtypes.bool, dtypes.int8], ids=str)
+def test_a_shuffle_picks_lanes_of_one_or_two_vectors(device, dtype, picked):
+    x = np.random.default_rng(8).integers(0, 2, 16).astype(np_type(dtype))
+    to, source = param(0, dtype, 16), param(1, dtype, 16)
+    vectors = [at(source, 0).load(lanes=8), at(source, 8).load(lanes=8)]
+    node = UOp(Ops.SHUFFLE, dtype, tuple(vectors[: 1 + max(picked) // 8]), picked)
+    w = Writer()
+    w.add(to, source, at(to, 0).store(node))
+    program = w.program()
+    got = run_program(Device[device], program, [np.zeros_like(x), x])[0]
+    np.testing.assert_array_equal(got[: len(picked)], x[list(picked)])
+    assert Device["CPU"].renderer.render(program).count("shufflevector") == 1
+
+
+@pytest.mark.parametrize("dev", NARROWED)
+@pytest.mark.parametrize("dtype", [dtypes.float32, dtypes.bool, dtypes.int8, dtypes.float64])
+@pytest.mark.parametrize(
+    "on", ["1111111", "0000000", "1110000", "1000000", "0110101", "1111111111110000", "1" * 33]
+)
+def test_lanes_that_a_constant_lets_through(dev, dtype, on):
+    lanes, mask = len(on), np.array([c == "1" for c in on])
+    x = np.ones(lanes).astype(np_type(dtype))
+    before = np.zeros(2 * lanes).astype(np_type(dtype))
+    to, source = param(0, dtype, 2 * lanes), param(1, dtype, lanes)
+    gate = stack([const(bool(m), dtypes.bool) for m in mask])
+    one = splat(UOp.const(dtype.const(1), dtype), lanes)
+    w = Writer()
+    w.add(to, source, at(to, 0).store(at(source, 0).load(gate, lanes)))
+    w.add(at(to, lanes).store(one, gate))
+    program = w.program()
+    expected = np.concatenate([mask, mask])
+    with Context(DEV=dev):
+        for device in (Device["CPU"], Device["PYTHON"]):
+            got = run_program(device, program, [before, x])[0]
+            np.testing.assert_array_equal(got.astype(np.float64), expected)
+
+
+@pytest.mark.parametrize("lanes", (1, 3, 4, 7, 16, 64, 20))
+@pytest.mark.parametrize("dtype", [dtypes.float32, dtypes.float64, dtypes.int8, dtypes.bool])
+@pytest.mark.parametrize("shift", (0, 1, 5))
+@pytest.mark.parametrize("dev", NARROWED)
+def test_a_store_past_the_caches_is_right_at_any_address(dtype, lanes, shift, dev):
+    size = 3 * lanes
+    x = (np.arange(size) % 2).astype(np_type(dtype))
+    to, source = param(0, dtype, size + 8), param(1, dtype, size)
+    w = Writer()
+    w.add(to, source)
+    i = w.add(UOp.range(3, 0))
+    value = at(source, i * lanes).load(lanes=lanes)
+    place = at(to, i * lanes + shift)
+    w.add(UOp(Ops.STORE, dtypes.void, (place, value), "nontemporal"), end(i))
+    with Context(DEV=dev):
+        device = Device["CPU"]
+        program = w.program()
+        got = run_program(device, program, [np.zeros(size + 8).astype(x.dtype), x])[0]
+        text = device.compiler.disassemble(device.renderer.render(program), "kernel")
+    np.testing.assert_array_equal(got[shift : shift + size], x)
+    assert not got[:shift].any() and not got[shift + size :].any()
+    if host_arch() == "x86_64" and lanes * dtype.itemsize % device.target.vector_bytes == 0:
+        assert "movnt" in text and "sfence" in text
 
 
 # ---------------------------------------------------------------- anything
@@ -783,7 +913,7 @@ def test_a_compile_error_names_the_kernel_and_carries_the_source(cpu):
 
 
 def test_an_empty_program_is_a_function(cpu):
-    kernel = load_program(cpu, LinearProgram("nothing", (), (), ()))
+    kernel = load_program(cpu, LinearProgram("nothing", (Phase(()),), (), ()))
     kernel(())
 
 

@@ -75,18 +75,19 @@ class Ops(IntEnum):
     AFTER = 58
     STACK = 59
     GEP = 60
+    SHUFFLE = 61
     # calls
-    TUPLE = 61
-    GETTUPLE = 62
-    CALL = 63
-    FUNCTION = 64
+    TUPLE = 62
+    GETTUPLE = 63
+    CALL = 64
+    FUNCTION = 65
     # control flow
-    END = 65
-    IF = 66
-    ENDIF = 67
-    BARRIER = 68
+    END = 66
+    IF = 67
+    ENDIF = 68
+    BARRIER = 69
     # text of a target, as is
-    CUSTOM = 69
-    CUSTOMI = 70
+    CUSTOM = 70
+    CUSTOMI = 71
     # constants: last, so that they sort to the right of a sum
-    CONST = 71
+    CONST = 72

@@ -1,10 +1,13 @@
-"""LLVM IR for CPUs: one function a kernel, in the form in which LLVM needs no passes.
+"""LLVM IR for CPUs: one function a phase, in the form in which LLVM needs no passes.
 
-`void kernel(ptr buffers, ptr variables, ptr scratch_of_thread, ptr scratch_shared, i64 begin,
+`void phase(ptr buffers, ptr variables, ptr scratch_of_thread, ptr scratch_shared, i64 begin,
 i64 end)`. Loops test at their end; induction variables and registers are phi nodes, so nothing is
 on the stack. Every operation is total: no division, shift or conversion is undefined. Vectors
 have any number of lanes. A bool is an i8 in memory and an i1 in a register; a float of 16 or 8
 bits is an integer of that size until it is converted.
+
+Addresses are only taken to be aligned to their elements. What needs more asks at run time: a
+non-temporal store is an ordinary one where its address is no multiple of the vector.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from tiny.renderer import Renderer
 from tiny.uop.ops import AxisType, Ops, UOp
 from tiny.uop.target import Target
 
-__all__ = ["LLVMRenderer"]
+__all__ = ["CPU_OPS", "LLVMRenderer", "phase_name"]
 
 ARGUMENTS = "ptr %buffers, ptr %variables, ptr %scratch, ptr %shared, i64 %begin, i64 %end"
 
@@ -45,10 +48,18 @@ class LLVMRenderer(Renderer):
     """Renders for the CPU whose features stand in the target."""
 
     def render(self, program: LinearProgram) -> str:
-        """The text of a module with the one function `program.name`."""
+        """The text of a module with a function for each phase, named by `phase_name`."""
         declared: dict[str, None] = {}
-        function = _Function(program, self.target, declared).text()
-        return "\n".join([function, *declared, ""])
+        functions = [
+            _Function(program, phase.uops, self.target, declared).text(phase_name(program, k))
+            for k, phase in enumerate(program.phases)
+        ]
+        return "\n".join([*functions, *declared, ""])
+
+
+def phase_name(program: LinearProgram, k: int) -> str:
+    """The function of the `k`-th phase: the program's name, with a number if there are several."""
+    return program.name if len(program.phases) == 1 else f"{program.name}.{k}"
 
 
 def memory_type(dtype: DType) -> str:
@@ -120,46 +131,71 @@ class _Loop(NamedTuple):
 class _Function:
     """One function being written, top to bottom."""
 
-    def __init__(self, program: LinearProgram, target: Target, declared: dict[str, None]) -> None:
-        self.program, self.target = program, target
-        self.declared = declared  # lines for the intrinsics that the module uses
+    def __init__(
+        self,
+        program: LinearProgram,
+        uops: tuple[UOp, ...],
+        target: Target,
+        declared: dict[str, None],
+    ) -> None:
+        self.program, self.uops, self.target = program, uops, target
+        self.declared = declared  # lines that the module ends with: intrinsics, metadata
         self.lines: list[str] = []
         self.names: dict[UOp, str] = {}
         self.registers: dict[UOp, str] = {}  # what each DEFINE_REG holds at this line
         self.count = 0
         self.label = "entry"  # of the basic block being written
-        self.carried = _carried_registers(program.uops)
-        self.shuffles = {u: s for u in program.uops if (s := _shuffle(u)) is not None}
+        self.carried = _carried_registers(uops)
+        self.shuffles = {u: s for u in uops if (s := _shuffle(u)) is not None}
         # written as part of what uses them
-        self.folded = _constant_steps(program.uops) | _shuffled_lanes(program.uops, self.shuffles)
+        self.folded = _constant_steps(uops) | _shuffled_lanes(uops, self.shuffles)
         # in each open scope, the pointers made there: (buffer, offset) -> name
         self.pointers: list[dict[tuple[UOp, UOp], str]] = [{}]
         self.loops: dict[UOp, _Loop] = {}  # those that are open
         # of each open IF: where it was left, where it ends, and the registers before it
         self.branches: dict[UOp, tuple[str, str, dict[UOp, str]]] = {}
+        self.bypasses_caches = False  # whether a store here is non-temporal
 
-    def text(self) -> str:
-        """The definition. Buffers and variables are loaded once, in front of everything."""
-        for k, param in enumerate(self.program.params):
-            self.emit(f"%b{param.slot}.at = getelementptr ptr, ptr %buffers, i64 {k}")
-            self.emit(f"%b{param.slot} = load ptr, ptr %b{param.slot}.at, align 8")
-        for k, variable in enumerate(self.program.variables):
-            at = self.value(f"getelementptr i64, ptr %variables, i64 {k}")
-            self.names[variable] = self.load(at, variable.dtype, 1, align=8)
-        for node in self.program.uops:
+    def text(self, name: str) -> str:
+        """The definition. What memory there is, and variables, are loaded in front of all else."""
+        self.define_memory()
+        for node in self.uops:
             self.write(node)
+        if self.bypasses_caches and self.target.arch == "x86_64":
+            # such stores are not ordered with others: done before anyone is told of the end
+            self.declared["declare void @llvm.x86.sse.sfence()"] = None
+            self.emit("call void @llvm.x86.sse.sfence()")
         attributes = 'nounwind "no-builtins" "no-stack-arg-probe"'
         if self.target.vector_bytes >= 64:
             attributes += ' "prefer-vector-width"="512"'
         return "\n".join(
             [
-                f'define void @"{self.program.name}"({ARGUMENTS}) {attributes} {{',
+                f'define void @"{name}"({ARGUMENTS}) {attributes} {{',
                 "entry:",
                 *self.lines,
                 "  ret void",
                 "}",
             ]
         )
+
+    def define_memory(self) -> None:
+        """Where each buffer and each piece of scratch memory starts, and variables."""
+        position = {p.slot: k for k, p in enumerate(self.program.params)}
+        place = {v: k for k, v in enumerate(self.program.variables)}
+        for node in self.uops:
+            if node.op is Ops.PARAM:
+                slot = node.arg.slot
+                name = self.names[node] = f"%b{slot}"
+                self.emit(f"{name}.at = getelementptr ptr, ptr %buffers, i64 {position[slot]}")
+                self.emit(f"{name} = load ptr, ptr {name}.at, align 8")
+            elif node.op is Ops.DEFINE_LOCAL:
+                memory = "%shared" if node.arg.shared else "%scratch"
+                self.count += 1
+                name = self.names[node] = f"{memory}{self.count}"
+                self.emit(f"{name} = getelementptr i8, ptr {memory}, i64 {node.arg.offset}")
+            elif node.op is Ops.DEFINE_VAR:
+                at = self.value(f"getelementptr i64, ptr %variables, i64 {place[node]}")
+                self.names[node] = self.load(at, node.dtype, 1, align=8)
 
     # ------------------------------------------------------------ lines
 
@@ -219,7 +255,7 @@ class _Function:
             control(self, node)
         elif op is Ops.EXPAND:
             self.names[node] = self.operand(node.src[0], _lanes(node))
-        elif op in (Ops.CONST, Ops.PARAM, Ops.DEFINE_VAR, Ops.SINK, Ops.NOOP, Ops.GROUP):
+        elif op in _ELSEWHERE:
             pass  # written where it is used, or in front of everything
         elif (make := _VALUES.get(op)) is not None:
             if node not in self.folded:
@@ -323,26 +359,36 @@ class _Function:
             if (name := scope.get((buffer, offset))) is not None:
                 return name
         name = self.pointers[-1][buffer, offset] = self.value(
-            f"getelementptr {memory_type(buffer.dtype)}, ptr %b{buffer.arg.slot}, "
+            f"getelementptr {memory_type(buffer.dtype)}, ptr {self.names[buffer]}, "
             f"i64 {self.operand(offset)}"
         )
         return name
 
     def load_node(self, node: UOp) -> str:
         lanes, dtype, at = node.arg, node.dtype, self.operand(node.src[0])
-        if len(node.src) == 1:
+        on = self.fixed_lanes(node.src[1], lanes) if len(node.src) > 1 else lanes
+        if on == 0:
+            return self.splat_constant(constant(0, dtype), dtype, lanes)
+        if on == lanes:
             return self.load(at, dtype, lanes, dtype.itemsize)
+        element = memory_type(dtype)
+        kind = f"<{lanes} x {element}>"
+        if on is not None:  # the first lanes: a shorter vector, with zeros after it
+            part = f"<{on} x {element}>"
+            loaded = self.value(f"load {part}, ptr {at}, align {dtype.itemsize}")
+            picked = ", ".join(f"i32 {min(k, on)}" for k in range(lanes))
+            wide = self.value(
+                f"shufflevector {part} {loaded}, {part} zeroinitializer, <{lanes} x i32> <{picked}>"
+            )
+            return self.from_memory(wide, dtype, lanes)
         gate = self.operand(node.src[1], lanes)
         if lanes == 1:
             # the first element can always be read
-            start = f"%b{node.src[0].src[0].arg.slot}"
-            at = self.value(f"select i1 {gate}, ptr {at}, ptr {start}")
+            at = self.value(f"select i1 {gate}, ptr {at}, ptr {self.names[node.src[0].src[0]]}")
             loaded = self.load(at, dtype, 1, dtype.itemsize)
             zero = constant(0, dtype)
             kind = register_type(dtype)
             return self.value(f"select i1 {gate}, {kind} {loaded}, {kind} {zero}")
-        element = memory_type(dtype)
-        kind = f"<{lanes} x {element}>"
         loaded = self.call(
             f"llvm.masked.load.{self.vector_name(dtype, lanes)}.p0",
             kind,
@@ -352,6 +398,21 @@ class _Function:
             (kind, "zeroinitializer"),
         )
         return self.from_memory(loaded, dtype, lanes)
+
+    def fixed_lanes(self, gate: UOp, lanes: int) -> int | None:
+        """How many lanes a gate lets through, if it is known and those are the first ones.
+
+        Some of them only where the target does not mask lanes of this kind by itself.
+        """
+        if gate.op in (Ops.EXPAND, Ops.CONST):
+            gate = gate.src[0] if gate.op is Ops.EXPAND else gate
+            return (lanes if gate.arg else 0) if gate.op is Ops.CONST else None
+        if gate.op is not Ops.STACK or any(s.op is not Ops.CONST for s in gate.src):
+            return None
+        on = sum(s.arg for s in gate.src)
+        if not all(s.arg for s in gate.src[:on]):
+            return None
+        return on if on in (0, lanes) or self.target.vector_bytes < 64 else None
 
     def load(self, at: str, dtype: DType, lanes: int, align: int) -> str:
         element = memory_type(dtype)
@@ -383,8 +444,20 @@ class _Function:
         if dtype is dtypes.bool:
             name = self.value(f"zext {register_type(dtype, lanes)} {name} to {kind}")
         plain = f"store {kind} {name}, ptr {at}, align {dtype.itemsize}"
-        if len(node.src) == 2:
-            self.emit(plain)
+        on = self.fixed_lanes(node.src[2], lanes) if len(node.src) > 2 else lanes
+        if on == 0:
+            return
+        if on == lanes:
+            if node.arg == "nontemporal" and (part := self.whole_vectors(lanes, dtype)):
+                self.store_past_caches(kind, name, at, part, plain)
+            else:
+                self.emit(plain)
+        elif on is not None:
+            short, picked = f"<{on} x {element}>", ", ".join(f"i32 {k}" for k in range(on))
+            first = self.value(
+                f"shufflevector {kind} {name}, {kind} poison, <{on} x i32> <{picked}>"
+            )
+            self.emit(f"store {short} {first}, ptr {at}, align {dtype.itemsize}")
         elif _lanes(node.src[2]) == 1:
             self.count += 1
             label = f"store{self.count}"
@@ -402,6 +475,34 @@ class _Function:
                 f"call void @{intrinsic}({kind} {name}, ptr {at}, i32 {dtype.itemsize}, "
                 f"{mask} {self.operand(node.src[2], lanes)})"
             )
+
+    def whole_vectors(self, lanes: int, dtype: DType) -> int:
+        """The bytes of the target's vectors that such a value fills; 0 if it fills none wholly."""
+        nbytes, vector = lanes * dtype.itemsize, self.target.vector_bytes
+        if nbytes >= vector:
+            return vector if nbytes % vector == 0 else 0
+        return nbytes if nbytes >= 16 and nbytes & (nbytes - 1) == 0 else 0
+
+    def store_past_caches(self, kind: str, name: str, at: str, nbytes: int, plain: str) -> None:
+        """A store that leaves the caches alone. It faults unless aligned, so that is asked first.
+
+        Buffers begin at multiples of 64 but for memory that others own, and views of it.
+        """
+        self.bypasses_caches = True
+        self.declared["!0 = !{i32 1}"] = None
+        self.count += 1
+        label = f"store{self.count}"
+        place = self.value(f"ptrtoint ptr {at} to i64")
+        rest = self.value(f"and i64 {place}, {nbytes - 1}")
+        aligned = self.value(f"icmp eq i64 {rest}, 0")
+        self.emit(f"br i1 {aligned}, label %{label}, label %{label}.off")
+        self.begin_block(label)
+        self.emit(f"store {kind} {name}, ptr {at}, align {nbytes}, !nontemporal !0")
+        self.emit(f"br label %{label}.done")
+        self.begin_block(f"{label}.off")
+        self.emit(plain)
+        self.emit(f"br label %{label}.done")
+        self.begin_block(f"{label}.done")
 
     # ------------------------------------------------------------ lanes
 
@@ -427,6 +528,16 @@ class _Function:
                     f"insertelement {vector} {name}, {scalar} {self.operand(s)}, i64 {k}"
                 )
         return name
+
+    def shuffle(self, node: UOp) -> str:
+        """Lanes of one vector, or of two that follow each other."""
+        kind, lanes = self.type_of(node.src[0]), _lanes(node.src[0])
+        a, *more = [self.operand(s, lanes) for s in node.src]
+        picked = ", ".join([f"i32 {k}" for k in node.arg])
+        return self.value(
+            f"shufflevector {kind} {a}, {kind} {more[0] if more else 'poison'}, "
+            f"<{len(node.arg)} x i32> <{picked}>"
+        )
 
     def lane(self, node: UOp) -> str:
         source = node.src[0]
@@ -698,6 +809,7 @@ _VALUES: dict[Ops, Callable[[_Function, UOp], str]] = {
     Ops.INDEX: _Function.index,
     Ops.LOAD: _Function.load_node,
     Ops.STACK: _Function.stack,
+    Ops.SHUFFLE: _Function.shuffle,
     Ops.GEP: _Function.lane,
     Ops.CAST: _Function.cast,
     Ops.BITCAST: _Function.bitcast,
@@ -715,7 +827,11 @@ _VALUES: dict[Ops, Callable[[_Function, UOp], str]] = {
 }
 
 #: what a CPU computes; the compiler's own instructions are enough for each
-CPU_OPS = frozenset(_VALUES) - {Ops.INDEX, Ops.LOAD, Ops.STACK, Ops.GEP}
+CPU_OPS = frozenset(_VALUES) - {Ops.INDEX, Ops.LOAD, Ops.STACK, Ops.SHUFFLE, Ops.GEP}
+
+_ELSEWHERE = frozenset({
+    Ops.CONST, Ops.PARAM, Ops.DEFINE_LOCAL, Ops.DEFINE_VAR, Ops.SINK, Ops.NOOP, Ops.GROUP
+})  # fmt: skip
 
 
 def _carried_registers(uops: tuple[UOp, ...]) -> dict[UOp, dict[UOp, None]]:

@@ -15,6 +15,7 @@ from tiny._core.args import (
     AxisType,
     BufferArg,
     KernelInfo,
+    LocalArg,
     ParamArg,
     RangeArg,
     ReduceArg,
@@ -478,6 +479,33 @@ def is_lanes_of_scalars(x: UOp) -> bool:
     return len(x.src) > 1 and all(s.shape == () and s.dtype is x.dtype for s in x.src)
 
 
+def is_shuffle(x: UOp) -> bool:
+    """A SHUFFLE picks lanes of one vector, or of two alike; one lane is a GEP."""
+    lanes = x.src[0].shape
+    return (
+        type(x.arg) is tuple
+        and len(x.arg) > 1
+        and len(x.src) in (1, 2)
+        and len(lanes) == 1
+        and all(s.dtype is x.dtype and s.shape == lanes for s in x.src)
+        and all(type(k) is int and 0 <= k < len(x.src) * lanes[0] for k in x.arg)
+    )
+
+
+def is_piece(x: UOp) -> bool:
+    """A DEFINE_LOCAL is of elements, and starts at a multiple of 64 bytes."""
+    arg = x.arg
+    return (
+        type(arg) is LocalArg
+        and type(arg.shared) is bool
+        and type(arg.offset) is int
+        and arg.offset >= 0
+        and arg.offset % 64 == 0
+        and all(type(s) is int and s > 0 for s in arg.shape)
+        and x.dtype.itemsize > 0
+    )
+
+
 def is_address(x: UOp) -> bool:
     """An INDEX of a program is one flat offset."""
     memory, offset = x.src
@@ -496,7 +524,9 @@ def is_load(x: UOp) -> bool:
 
 
 def is_store(x: UOp) -> bool:
-    """A STORE writes lanes, perhaps behind a gate."""
+    """A STORE writes lanes, perhaps behind a gate, and perhaps past the caches."""
+    if x.arg not in (None, "nontemporal"):
+        return False
     return stores_own_dtype(x) and len(x.src) < 4 and _is_gate(x.src[2:], x.src[1].shape)
 
 
@@ -514,7 +544,7 @@ spec_program = (
     PatternMatcher(
         [
             (UPat(Ops.PARAM, src=(), name="x"), lambda x: type(x.arg) is ParamArg),
-            (UPat(Ops.DEFINE_LOCAL, src=(), name="x"), lambda x: type(x.arg) is ParamArg),
+            (UPat(Ops.DEFINE_LOCAL, src=(), name="x"), is_piece),
             (
                 UPat(Ops.SPECIAL, src=_operands(1), name="x"),
                 lambda x: type(x.arg) is str and is_integral(x.dtype),
@@ -527,6 +557,7 @@ spec_program = (
             (UPat(Ops.EXPAND, src=_operands(1), name="x"), is_broadcast),
             (UPat(Ops.STACK, name="x"), is_lanes_of_scalars),
             (UPat(Ops.GEP, src=_operands(1), name="x"), is_lane),
+            (UPat(Ops.SHUFFLE, name="x"), is_shuffle),
             (UPat(Ops.INDEX, src=(_MEMORY, UPat.var()), name="x"), is_address),
             (UPat(Ops.LOAD, src=(UPat(Ops.INDEX),), allow_any_len=True, name="x"), is_load),
             (
@@ -536,7 +567,7 @@ spec_program = (
             (UPat(Ops.DEFINE_REG, src=_operands(1), name="x"), is_register),
             (UPat(Ops.STORE, src=(UPat(Ops.DEFINE_REG), UPat.var()), name="x"), is_update),
             (
-                UPat(Ops.AFTER, src=(UPat(Ops.DEFINE_REG), UPat(Ops.END)), name="x"),
+                UPat(Ops.AFTER, src=(UPat(Ops.DEFINE_REG), UPat((Ops.END, Ops.ENDIF))), name="x"),
                 keeps_dtype,
             ),
             (UPat((Ops.CUSTOM, Ops.CUSTOMI), name="x"), lambda x: type(x.arg) is str),
