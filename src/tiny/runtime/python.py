@@ -1,7 +1,9 @@
 """The PYTHON device: linear programs interpreted one operation at a time. It defines the results.
 
 Slow and obvious. Values are NumPy scalars or one-dimensional arrays (the lanes of a vector), so
-that each operation rounds and wraps as its dtype does.
+that each operation rounds and wraps as its dtype does. What a program must not rely on is made to
+show: the steps of a THREAD loop run in a mixed order, each with scratch memory of its own, and
+scratch memory that was not written reads as NaN or as large numbers.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from tiny.codegen.program import LinearProgram, ProgramParam
 from tiny.device import Compiled, Compiler, HostAllocator
 from tiny.dtype import DType, _to_np_dtype, dtypes
 from tiny.renderer import Renderer
-from tiny.uop.ops import GroupOp, Ops, UOp
+from tiny.uop.ops import AxisType, GroupOp, Ops, UOp
 from tiny.uop.printing import list_text
 from tiny.uop.target import Target
 
@@ -31,7 +33,8 @@ class PythonRenderer(Renderer):
     """The text of a program, for people: it is interpreted as it is."""
 
     def render(self, program: LinearProgram) -> str:
-        return list_text(program.uops, len(program.uops))
+        parts = [list_text(phase.uops, len(phase.uops)) for phase in program.phases]
+        return "\n\n".join(parts)
 
 
 class PythonCompiler(Compiler):
@@ -99,35 +102,46 @@ def interpret(
     IndexError if an access that is executed is out of bounds; KeyError if a variable has no value.
     """
     memory = {p.slot: array for p, array in zip(program.params, buffers, strict=True)}
+    shared = np.empty(program.shared_nbytes, np.uint8)
+    _spoil(shared)
     with np.errstate(all="ignore"):
-        _Run(program.uops, memory, variables).run()
+        for phase in program.phases:
+            scratch = np.empty(program.scratch_nbytes, np.uint8)
+            _Run(phase.uops, memory, variables, scratch, shared).run()
+
+
+def _spoil(memory: np.ndarray) -> None:
+    """Fill with bytes that read as NaN in every float of two bytes or more."""
+    memory[0::2], memory[1::2] = 0xF5, 0x7F
 
 
 class _Run:
-    """One run: the place in the list, and the value of each operation executed so far."""
+    """One run of a phase: the place in the list, and the values of what was executed so far."""
 
     def __init__(
         self,
         uops: Sequence[UOp],
         memory: dict[int, np.ndarray],
         variables: Mapping[str, int | float],
+        scratch: np.ndarray,
+        shared: np.ndarray,
     ) -> None:
         self.uops, self.memory, self.variables = uops, memory, variables
+        self.scratch, self.shared = scratch, shared
         self.values: dict[UOp, Value] = {}
         self.jump = _matching_ends(uops)
+        self.steps_left: dict[UOp, list[np.int64]] = {}  # of each open THREAD loop
 
     def run(self) -> None:
         at, values = 0, self.values
+        _spoil(self.scratch)
         while at < len(self.uops):
             uop = self.uops[at]
             if uop.op is Ops.RANGE:
-                values[uop] = np.int64(0)
-                if values[uop.src[0]] < 1:
+                if not self.begin_loop(uop):
                     at = self.jump[at]
             elif uop.op is Ops.END:
-                loop = uop.src[0]
-                values[loop] += 1
-                if values[loop] < values[loop.src[0]]:
+                if self.next_step(uop.src[0]):
                     at = self.jump[at]
             elif uop.op is Ops.IF:
                 if not values[uop.src[0]]:
@@ -140,6 +154,26 @@ class _Run:
                 values[uop] = self.value(uop)
             at += 1
 
+    def begin_loop(self, loop: UOp) -> bool:
+        """Set a loop to its first step. False if it has none."""
+        size = int(self.values[loop.src[0]])
+        self.values[loop] = np.int64(0)
+        if loop.arg.kind is AxisType.THREAD:
+            self.steps_left[loop] = list(np.random.default_rng(size).permutation(size))
+            return self.next_step(loop)
+        return size > 0
+
+    def next_step(self, loop: UOp) -> bool:
+        """Set a loop to its next step. False if there is no other."""
+        if loop.arg.kind is not AxisType.THREAD:
+            self.values[loop] += 1
+            return bool(self.values[loop] < self.values[loop.src[0]])
+        if not self.steps_left[loop]:
+            return False
+        self.values[loop] = self.steps_left[loop].pop()
+        _spoil(self.scratch)
+        return True
+
     def value(self, uop: UOp) -> Value:
         """The value of an operation that is neither arithmetic nor a step in the list."""
         op = uop.op
@@ -150,6 +184,8 @@ class _Run:
             return _as(self.variables[uop.arg.name], uop.dtype)
         if op is Ops.PARAM:
             return self.memory[uop.arg.slot]
+        if op is Ops.DEFINE_LOCAL:
+            return self.piece(uop)
         if op is Ops.INDEX or op is Ops.DEFINE_REG:
             return src[-1]  # the offset; what the register holds first
         if op is Ops.LOAD:
@@ -160,9 +196,24 @@ class _Run:
             return np.full(uop.arg, src[0])
         if op is Ops.STACK:
             return np.array(src, dtype=_to_np_dtype(uop.dtype))
+        if op is Ops.SHUFFLE:
+            return np.concatenate(src)[list(uop.arg)]
         if op is Ops.GEP:
             return src[0][uop.arg]
         raise NotImplementedError(f"PYTHON: {op!r} is no operation of a linear program")
+
+    def piece(self, uop: UOp) -> np.ndarray:
+        """A piece of scratch memory as a flat array of its dtype."""
+        memory = self.shared if uop.arg.shared else self.scratch
+        start, nbytes = uop.arg.offset, math.prod(uop.arg.shape) * uop.dtype.itemsize
+        if start < 0 or start + nbytes > len(memory):
+            raise IndexError(
+                f"PYTHON: bytes {start} to {start + nbytes} of "
+                f"{'shared' if uop.arg.shared else 'scratch'} memory, which has {len(memory)}"
+            )
+        np_dtype = _to_np_dtype(uop.dtype)
+        assert np_dtype is not None
+        return memory[start : start + nbytes].view(np_dtype)
 
     def load(self, uop: UOp) -> Value:
         index = uop.src[0]
@@ -173,7 +224,7 @@ class _Run:
         found = np.zeros(lanes, _to_np_dtype(uop.dtype))
         places = np.arange(start, start + lanes)[on]
         _check_bounds(places, array, index)
-        found[on] = array[places]
+        found[on] = array[places] != 0 if found.dtype == np.bool_ else array[places]
         return found if uop.shape else found[0]
 
     def store(self, uop: UOp) -> None:
@@ -193,9 +244,14 @@ class _Run:
 
 def _check_bounds(places: np.ndarray, array: np.ndarray, index: UOp) -> None:
     if len(places) and (places[0] < 0 or places[-1] >= len(array)):
+        memory = index.src[0]
+        name = (
+            f"buffer {memory.arg.slot}"
+            if memory.op is Ops.PARAM
+            else f"the piece at {memory.arg.offset} of scratch memory"
+        )
         raise IndexError(
-            f"PYTHON: element {places[0]} to {places[-1]} of buffer {index.src[0].arg.slot}, "
-            f"which has {len(array)}"
+            f"PYTHON: element {places[0]} to {places[-1]} of {name}, which has {len(array)}"
         )
 
 
