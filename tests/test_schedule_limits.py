@@ -33,7 +33,8 @@ from tiny.dtype import dtypes
 from tiny.helpers import Context
 from tiny.schedule import create_schedule
 from tiny.schedule.memory import Lifetime, plan_memory
-from tiny.schedule.ranges import MOST_CELLS, MOST_ROUNDS
+from tiny.schedule.placement import MOST_CELLS
+from tiny.schedule.ranges import MOST_ROUNDS
 from tiny.schedule.schedule import MOST_SCHEDULES, cached_schedules, forget_schedules
 from tiny.uop.ops import Ops, UOp
 

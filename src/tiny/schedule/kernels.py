@@ -21,15 +21,8 @@ from tiny.schedule.graph import (
     TensorGraph,
     resolved_arg,
 )
-from tiny.schedule.ranges import (
-    Clauses,
-    Index,
-    Kernel,
-    Loops,
-    Plan,
-    Request,
-    connected,
-)
+from tiny.schedule.nests import Clauses, Index, Kernel, Loops, Request, connected
+from tiny.schedule.ranges import Plan
 from tiny.schedule.splits import settle_loops
 from tiny.schedule.sums import closed_sum
 from tiny.uop.ops import KernelInfo, Ops, ParamArg, ReduceArg, UOp

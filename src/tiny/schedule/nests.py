@@ -1,0 +1,196 @@
+"""Kernels about to be made: their loops, and what is wanted in them at which indices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from tiny._core.symbolic import simplify
+from tiny.dtype import dtypes
+from tiny.schedule.graph import EFFECT, TensorGraph
+from tiny.uop.ops import AxisType, Ops, RangeArg, UOp
+
+Index = tuple[UOp, ...]
+Clauses = tuple[UOp, ...]
+
+ZERO = UOp.const(0, dtypes.index)
+NO_CLAUSES: Clauses = ()
+
+
+class Kernel:
+    """A nest of loops about to compute one store: numbered axes, output loops first."""
+
+    __slots__ = (
+        "buffers",
+        "cells",
+        "continued",
+        "device",
+        "index",
+        "most_buffers",
+        "outer",
+        "output_loops",
+        "pending",
+        "products",
+        "reason",
+        "reduces",
+        "root",
+        "scopes",
+        "sizes",
+    )
+
+    def __init__(self, root: int, g: TensorGraph, most_buffers: int, reason: str) -> None:
+        self.root = root
+        self.reason = reason
+        self.device = g.device[root]
+        self.most_buffers = most_buffers
+        self.sizes: list[int] = []  # by axis
+        self.outer: list[int] = []  # by axis: the mask of the loops outside it
+        self.index = self.open_loops(_symbolic_shape(g, root), AxisType.LOOP, 0)
+        self.output_loops = (1 << len(self.sizes)) - 1
+        self.scopes: list[int] = []  # masks of the loops at which something is computed once
+        self.reduces: dict[tuple[object, ...], Index] = {}
+        self.products: dict[int, int] = {0: 1}
+        self.continued: set[int] = set()  # reductions that another, of the same kind, goes on with
+        self.cells = 0
+        self.buffers = {root}
+        self.pending: set[int] = set()  # asked of, not yet decided: each may become a buffer
+
+    def open_loops(self, sizes: Iterable[int | UOp], kind: AxisType, outer: int) -> Index:
+        """A new loop for each size; 0 in place of one that would run once."""
+        index = []
+        for size in sizes:
+            if isinstance(size, int) and size == 1:
+                index.append(ZERO)
+            else:
+                # settled, since simplifying what the loop is used in must find nothing to change
+                end = simplify(size) if isinstance(size, UOp) else UOp.const(size, dtypes.index)
+                arg = RangeArg(len(self.sizes), kind)
+                index.append(UOp(Ops.RANGE, dtypes.index, (end,), arg))
+                self.sizes.append(int(end.vmax))
+                self.outer.append(outer)
+        return tuple(index)
+
+    def product(self, mask: int) -> int:
+        """How often the body of these loops runs."""
+        found = self.products.get(mask)
+        if found is None:
+            found = 1
+            for axis, size in enumerate(self.sizes):
+                if mask >> axis & 1:
+                    found *= size
+            self.products[mask] = found
+        return found
+
+
+class Request:
+    """A cell wanted in a kernel at an index, where clauses hold (elsewhere: anything)."""
+
+    __slots__ = ("clauses", "extra", "fraction", "gate", "index", "kernel", "mask", "src", "value")
+
+    def __init__(self, kernel: Kernel, index: Index, clauses: Clauses, fraction: float) -> None:
+        self.kernel = kernel
+        self.index = index
+        self.clauses = clauses
+        self.fraction = fraction  # of the points, those where the clauses hold, about
+        self.mask = 0  # the loops that the index and the clauses depend on
+        self.src: list[Request] = []  # what its value is made of
+        self.extra: tuple[UOp, ...] | None = None  # a PAD's clauses, a REDUCE's ranges
+        self.value: UOp | None = None  # the expression, once built
+        self.gate: Clauses = NO_CLAUSES  # of a load: off these the value is 0
+
+    def built(self) -> UOp:
+        """The expression of the value."""
+        assert self.value is not None, "a value is used before it is built"
+        return self.value
+
+
+def _symbolic_shape(g: TensorGraph, i: int) -> tuple[int | UOp, ...]:
+    node = g.nodes[i]
+    return node.src[0].shape if g.kind[i] == EFFECT else node.shape
+
+
+class Loops:
+    """Which loops an index expression depends on, as bit masks, remembered by node.
+
+    Axes are numbered within a kernel, so that the answers hold for every kernel.
+    """
+
+    def __init__(self) -> None:
+        self._masks: dict[UOp, int] = {ZERO: 0}
+        self._relevant: dict[tuple[Index, Clauses], Clauses] = {}
+
+    def of(self, expr: UOp) -> int:
+        """The mask of one expression."""
+        masks = self._masks
+        found = masks.get(expr)
+        if found is None:
+            for node in expr.postorder():
+                if node not in masks:
+                    mask = 1 << node.arg.axis if node.op is Ops.RANGE else 0
+                    for s in node.src:
+                        mask |= masks[s]
+                    masks[node] = mask
+            found = masks[expr]
+        return found
+
+    def of_all(self, exprs: Iterable[UOp]) -> int:
+        """The mask of several."""
+        mask = 0
+        masks = self._masks
+        for e in exprs:
+            m = masks.get(e)
+            mask |= self.of(e) if m is None else m
+        return mask
+
+    def relevant(self, index: Index, clauses: Clauses) -> Clauses:
+        """The clauses that can say whether an index is in bounds.
+
+        They share a loop with it, or with another one that does. The rest say when a value is
+        wanted, which whoever asked knows.
+        """
+        key = (index, clauses)
+        found = self._relevant.get(key)
+        if found is None:
+            kept = connected(self, self.of_all(index), clauses)
+            found = self._relevant[key] = clauses if len(kept) == len(clauses) else kept
+        return found
+
+
+def connected(loops: Loops, mask: int, clauses: Clauses) -> Clauses:
+    """The clauses that share a loop with `mask`, or with another such clause."""
+    kept: set[UOp] = set()
+    grew = True
+    while grew:
+        grew = False
+        for c in clauses:
+            m = loops.of(c)
+            if c not in kept and m & mask:
+                kept.add(c)
+                mask |= m
+                grew = True
+    return tuple([c for c in clauses if c in kept])
+
+
+def split_clauses(gate: UOp | None) -> Clauses | None:
+    """The operands of a chain of ANDs; None if it is never true."""
+    if gate is None:
+        return NO_CLAUSES
+    clauses: dict[UOp, None] = {}
+    for c in gate.split_uop(Ops.AND):
+        if c.vmin == c.vmax:
+            if not c.vmin:
+                return None
+        else:
+            clauses[c] = None
+    return tuple(clauses)
+
+
+def is_reused(r: Request) -> bool:
+    """Whether a value of a reduce loop stays the same in a loop outside of that."""
+    kernel = r.kernel
+    inner = r.mask & ~kernel.output_loops
+    while inner:
+        axis = inner.bit_length() - 1
+        if kernel.outer[axis] & ~r.mask:
+            return True
+        inner ^= 1 << axis
+    return False
