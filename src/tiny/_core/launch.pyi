@@ -1,6 +1,9 @@
 """Memory of the host, and calls of compiled CPU kernels."""
 
-from typing import Any, Self, final
+from collections.abc import Sequence
+from typing import Any, Literal, Self, final, overload
+
+HAS_OPENMP: bool
 
 @final
 class HostMemory:
@@ -24,6 +27,9 @@ class HostMemory:
     def __buffer__(self, flags: int, /) -> memoryview: ...
 
 def copy_memory(to: HostMemory, source: HostMemory, nbytes: int) -> None: ...
+def threads() -> int: ...
+def set_threads(n: int) -> None: ...
+def release_scratch() -> None: ...
 
 @final
 class HostKernel:
@@ -34,6 +40,9 @@ class HostKernel:
         buffers: int,
         kinds: bytes,
         code: object,
+        scratch_nbytes: int = 0,
+        shared_nbytes: int = 0,
+        parallel: bool = True,
     ) -> Self: ...
     @property
     def name(self) -> str: ...
@@ -43,6 +52,60 @@ class HostKernel:
     def buffers(self) -> int: ...
     @property
     def kinds(self) -> bytes: ...
+    @property
+    def scratch_nbytes(self) -> int: ...
+    @property
+    def shared_nbytes(self) -> int: ...
+    @property
+    def parallel(self) -> bool: ...
     def __call__(
         self, buffers: tuple[HostMemory, ...], variables: tuple[int | float, ...] = ()
     ) -> None: ...
+
+@final
+class HostCopy:
+    # Called with (to, source); as a step of a HostReplay its slots are (to, source).
+    def __new__(cls, nbytes: int) -> Self: ...
+    @property
+    def nbytes(self) -> int: ...
+    def __call__(
+        self, buffers: tuple[HostMemory, ...], variables: tuple[int | float, ...] = ()
+    ) -> None: ...
+
+@final
+class HostReplay:
+    # A step is (what, slots of its buffers, numbers of its variables).
+    def __new__(
+        cls,
+        steps: Sequence[tuple[HostKernel | HostCopy, tuple[int, ...], tuple[int, ...]]],
+        slots: int,
+        variables: int = 0,
+    ) -> Self: ...
+    @property
+    def steps(
+        self,
+    ) -> tuple[tuple[HostKernel | HostCopy, tuple[int, ...], tuple[int, ...]], ...]: ...
+    @property
+    def slots(self) -> int: ...
+    @property
+    def variables(self) -> int: ...
+    # times=True: the seconds that each step took, in order.
+    @overload
+    def __call__(
+        self,
+        memory: tuple[HostMemory, ...],
+        values: tuple[int | float, ...] = (),
+        times: Literal[False] = False,
+    ) -> None: ...
+    @overload
+    def __call__(
+        self, memory: tuple[HostMemory, ...], values: tuple[int | float, ...], times: Literal[True]
+    ) -> list[float]: ...
+    @overload
+    def __call__(
+        self,
+        memory: tuple[HostMemory, ...],
+        values: tuple[int | float, ...] = (),
+        *,
+        times: Literal[True],
+    ) -> list[float]: ...
