@@ -342,8 +342,8 @@ def in_place_two() -> Case:
     x, m = param(0, 8), param(1, 8)
     a, b = some(8), some(8, seed=1)
     stores = (
-        m.index(i).store(m.index(i) * 2.0 + x.index(i)),
         x.index(i).store(x.index(i) - m.index(i)),
+        m.index(i).store(m.index(i) * 2.0 + x.index(i)),
     )
     return Case(sink(*stores), [a, b], [a - b, b * 2 + a])
 

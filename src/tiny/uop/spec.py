@@ -20,6 +20,7 @@ from tiny._core.args import (
     RangeArg,
     ReduceArg,
     RegArg,
+    StageArg,
     VarArg,
 )
 from tiny._core.match import PatternMatcher
@@ -431,7 +432,22 @@ def stores_own_dtype(x: UOp) -> bool:
     return x.dtype is dtypes.void and x.src[0].dtype is x.src[1].dtype
 
 
+def is_stage(x: UOp) -> bool:
+    """A STAGE keeps a scalar of its dtype for all steps of loops, with a size for each."""
+    arg, (value, *loops) = x.arg, x.src
+    return (
+        type(arg) is StageArg
+        and type(arg.shared) is bool
+        and value.dtype is x.dtype is not dtypes.void
+        and value.shape == ()
+        and len(arg.shape) == len(loops) > 0
+        and all(type(s) is int and s > 0 for s in arg.shape)
+        and all(r.op is Ops.RANGE for r in loops)
+    )
+
+
 _LOOPS = UPat(Ops.RANGE)
+_KEPT = UPat((Ops.PARAM, Ops.STAGE))
 _MEMORY = UPat((Ops.PARAM, Ops.DEFINE_LOCAL))
 
 spec_kernel = (
@@ -440,11 +456,11 @@ spec_kernel = (
             (UPat(Ops.SINK, dtypes.void, name="x"), is_kernel),
             (UPat(Ops.PARAM, src=(), name="x"), lambda x: type(x.arg) is ParamArg),
             (UPat(Ops.STORE, src=(UPat(Ops.INDEX), UPat.var()), name="x"), stores_own_dtype),
+            (UPat(Ops.STAGE, name="x"), is_stage),
             (UPat(tuple(GroupOp.All - {Ops.SINK, Ops.STORE}), name="x"), is_scalar),
             (UPat(Ops.RANGE, dtypes.index, _operands(1), name="x"), is_loop),
-            (UPat(Ops.INDEX, src=(UPat(Ops.PARAM),), allow_any_len=True, name="x"), is_access),
+            (UPat(Ops.INDEX, src=(_KEPT,), allow_any_len=True, name="x"), is_access),
             (UPat(Ops.REDUCE, name="x"), is_kernel_reduce),
-            (UPat(Ops.STAGE, src=(UPat.var(),), allow_any_len=True, name="x"), keeps_dtype),
         ],
         name="spec of kernels",
     )
