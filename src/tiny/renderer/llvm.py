@@ -145,7 +145,7 @@ class _Function:
         self.registers: dict[UOp, str] = {}  # what each DEFINE_REG holds at this line
         self.count = 0
         self.label = "entry"  # of the basic block being written
-        self.carried = _carried_registers(uops)
+        self.carried = iter(_carried_registers(uops))  # of the loops in order
         self.shuffles = {u: s for u in uops if (s := _shuffle(u)) is not None}
         # written as part of what uses them
         self.folded = _constant_steps(uops) | _shuffled_lanes(uops, self.shuffles)
@@ -275,7 +275,7 @@ class _Function:
         threaded = node.arg.kind is AxisType.THREAD
         first = "%begin" if threaded else "0"
         size = "%end" if threaded else self.operand(node.src[0])
-        carried = {r: self.registers[r] for r in self.carried[node]}
+        carried = {r: self.registers[r] for r in next(self.carried)}
         may_be_empty = not threaded and node.src[0].vmin < 1
         if may_be_empty:
             some = self.value(f"icmp sgt i64 {size}, 0")
@@ -834,22 +834,22 @@ _ELSEWHERE = frozenset({
 })  # fmt: skip
 
 
-def _carried_registers(uops: tuple[UOp, ...]) -> dict[UOp, dict[UOp, None]]:
-    """For each loop, the registers that are set in its body and were made before it."""
-    carried: dict[UOp, dict[UOp, None]] = {}
+def _carried_registers(uops: tuple[UOp, ...]) -> list[dict[UOp, None]]:
+    """For each loop in order, the registers that are set in its body and were made before it."""
+    carried: list[dict[UOp, None]] = []
     depth_of: dict[UOp, int] = {}
-    open_: list[UOp] = []
+    open_: list[dict[UOp, None]] = []
     for node in uops:
         if node.op is Ops.RANGE:
-            open_.append(node)
-            carried[node] = {}
+            open_.append({})
+            carried.append(open_[-1])
         elif node.op is Ops.END:
             open_.pop()
         elif node.op is Ops.DEFINE_REG:
             depth_of[node] = len(open_)
         elif node.op is Ops.STORE and node.src[0].op is Ops.DEFINE_REG:
             for loop in open_[depth_of[node.src[0]] :]:
-                carried[loop][node.src[0]] = None
+                loop[node.src[0]] = None
     return carried
 
 

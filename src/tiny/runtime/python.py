@@ -257,14 +257,14 @@ def _check_bounds(places: np.ndarray, array: np.ndarray, index: UOp) -> None:
 
 def _matching_ends(uops: Sequence[UOp]) -> dict[int, int]:
     """The other end of each loop and condition: for END its RANGE, for RANGE and IF their ends."""
-    starts = {u: k for k, u in enumerate(uops) if u.op in (Ops.RANGE, Ops.IF)}
-    found = {}
+    found: dict[int, int] = {}
+    open_: list[int] = []
     for k, u in enumerate(uops):
-        if u.op is Ops.END:
-            found[k] = starts[u.src[0]]
+        if u.op in (Ops.RANGE, Ops.IF):
+            open_.append(k)
+        elif u.op in (Ops.END, Ops.ENDIF):
+            found[k] = open_.pop()
             found[found[k]] = k
-        elif u.op is Ops.ENDIF:
-            found[starts[u.src[0]]] = k
     return found
 
 
