@@ -20,10 +20,10 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import numpy as np
 
-from tiny._core.launch import HostMemory, copy_memory
+from tiny._core.launch import HostMemory, copy_memory, release_scratch
 from tiny.codegen.program import LinearProgram
 from tiny.dtype import DType, _to_np_dtype
-from tiny.helpers import DEBUG, DEV, GlobalCounters
+from tiny.helpers import DEBUG, DEV, LRU, GlobalCounters
 from tiny.renderer import Renderer
 from tiny.uop.target import Target
 
@@ -97,7 +97,7 @@ class Allocator(ABC, Generic[Memory]):
     """The memory of a device. Sizes are in bytes; every piece begins at a multiple of 64.
 
     What is freed is kept for the next request of the same size, the oldest given back first when
-    more than `max_kept_nbytes` are kept.
+    more than `max_kept_nbytes` are kept. With LRU=0 nothing is kept.
     """
 
     max_kept_nbytes: ClassVar[int] = 1 << 30
@@ -140,7 +140,8 @@ class Allocator(ABC, Generic[Memory]):
     def free(self, memory: Memory, size: int, options: BufferSpec | None = None) -> None:
         """Give back what `alloc` gave for `size`."""
         rounded, spec = _rounded(size), options or BufferSpec()
-        if spec.nolru or rounded > self.max_kept_nbytes or not self._reusable(memory):
+        keep = LRU and not spec.nolru and rounded <= self.max_kept_nbytes
+        if not keep or not self._reusable(memory):
             self._free(memory, spec)
             return
         with self._lock:
@@ -197,6 +198,11 @@ class HostAllocator(Allocator[HostMemory]):
 
     def _alloc(self, size: int, options: BufferSpec) -> HostMemory:
         return HostMemory(size)
+
+    def free_cache(self) -> None:
+        """Give everything that is kept back to the system, kernels' scratch memory too."""
+        super().free_cache()
+        release_scratch()
 
     def _free(self, memory: HostMemory, options: BufferSpec) -> None:
         """Nothing to do: it is freed with the last reference."""

@@ -212,7 +212,7 @@ NO_MEMORY_PLANNER = ContextVar("NO_MEMORY_PLANNER", 0)  # a buffer of its own fo
 
 BEAM = ContextVar("BEAM", 0, effective=False)
 NOOPT = ContextVar("NOOPT", 0)
-JIT = ContextVar("JIT", 1, effective=False)
+JIT = ContextVar("JIT", 1)  # 0: TinyJit runs functions plainly
 JIT_BATCH_SIZE = ContextVar("JIT_BATCH_SIZE", 32, effective=False)
 IMAGE = ContextVar("IMAGE", 0, effective=False)
 FLOAT16 = ContextVar("FLOAT16", 0, effective=False)
@@ -224,14 +224,14 @@ TC_SELECT = ContextVar("TC_SELECT", -1, effective=False)
 TC_OPT = ContextVar("TC_OPT", 0, effective=False)
 TRANSCENDENTAL = ContextVar("TRANSCENDENTAL", 1, effective=False)
 SPLIT_REDUCEOP = ContextVar("SPLIT_REDUCEOP", 1, effective=False)
-LRU = ContextVar("LRU", 1, effective=False)
+LRU = ContextVar("LRU", 1)  # keep freed memory for the next request of its size
 CACHELEVEL = ContextVar("CACHELEVEL", 2, effective=False)
 IGNORE_BEAM_CACHE = ContextVar("IGNORE_BEAM_CACHE", 0, effective=False)
 CHECK_OOB = ContextVar("CHECK_OOB", 0, effective=False)
 VIZ = ContextVar("VIZ", 0, effective=False)
 PROFILE = ContextVar("PROFILE", 0, effective=False)
 PARALLEL = ContextVar("PARALLEL", 0, effective=False)
-NUM_CPU_THREADS = ContextVar("NUM_CPU_THREADS", cpu_count(), effective=False)
+NUM_CPU_THREADS = ContextVar("NUM_CPU_THREADS", cpu_count())  # read at each launch
 CCACHE = ContextVar("CCACHE", 1, effective=False)
 SCACHE = ContextVar("SCACHE", 1, effective=False)
 FUSE_OPTIM = ContextVar("FUSE_OPTIM", 0, effective=False)

@@ -1,8 +1,15 @@
-"""Memory of the host, and calls of compiled CPU kernels.
+"""Memory of the host, calls of compiled CPU kernels, and lists of them run by one call.
 
 A kernel is a list of phases, each a C function
 `void phase(void **buffers, const uint64_t *variables, void *scratch_of_thread,
 void *scratch_shared, int64_t begin, int64_t end)` that does the steps begin..end-1 of its count.
+A phase begins when the one before it has ended. Its steps are cut into as many equal parts as
+there are threads (OpenMP, static), so what a step computes does not depend on how many there are.
+
+It all runs in the calling thread where there is one step, one thread, a kernel that is not
+`parallel`, no OpenMP in the build, or a process that was forked: OpenMP's threads do not survive
+a fork, and the child would wait for them for ever. OpenMP rather than threads of our own because
+PyTorch has it too: both find one libgomp by its name, and take turns instead of fighting for cores.
 """
 
 cimport cython
@@ -14,9 +21,48 @@ from cpython.buffer cimport (
     PyObject_GetBuffer,
 )
 from cpython.float cimport PyFloat_AsDouble
+from cython.parallel cimport prange
 from libc.stdint cimport int64_t, uint64_t, uintptr_t
-from libc.stdlib cimport free, malloc
+from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memmove
+
+from tiny.helpers import NUM_CPU_THREADS
+
+cdef extern from *:
+    """
+    #ifdef _OPENMP
+    #define TINY_HAS_OPENMP 1
+    #else
+    #define TINY_HAS_OPENMP 0
+    #endif
+
+    static volatile int tiny_is_forked = 0;
+
+    #ifdef _WIN32
+    #include <windows.h>
+    static int tiny_watch_forks(void) { return 0; }
+    static double tiny_seconds(void) {
+        LARGE_INTEGER ticks, frequency;
+        QueryPerformanceCounter(&ticks);
+        QueryPerformanceFrequency(&frequency);
+        return (double)ticks.QuadPart / (double)frequency.QuadPart;
+    }
+    #else
+    #include <pthread.h>
+    #include <time.h>
+    static void tiny_forked(void) { tiny_is_forked = 1; }
+    static int tiny_watch_forks(void) { return pthread_atfork(NULL, NULL, tiny_forked); }
+    static double tiny_seconds(void) {
+        struct timespec now;
+        clock_gettime(CLOCK_MONOTONIC, &now);
+        return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+    }
+    #endif
+    """
+    const bint has_openmp "TINY_HAS_OPENMP"
+    const bint is_forked "tiny_is_forked"
+    int watch_forks "tiny_watch_forks"() nogil
+    double seconds_now "tiny_seconds"() noexcept nogil
 
 cdef extern from "Python.h":
     unsigned long long PyLong_AsUnsignedLongLongMask(object) except? 0xFFFFFFFFFFFFFFFF
@@ -26,6 +72,26 @@ ctypedef void (*phase_t)(void **, const uint64_t *, void *, void *, int64_t, int
 cdef enum:
     ALIGNMENT = 64
     ON_STACK = 64  # as many buffers and variables are passed without an allocation
+    PAGE = 4096
+    MOST_SCRATCH_KEPT = 16  # pieces of scratch memory that no call uses
+    MOST_SCRATCH_NBYTES = 256 << 20  # of all of those
+
+HAS_OPENMP = bool(has_openmp)
+
+if watch_forks() != 0:
+    raise MemoryError("no memory to be told of forks")
+
+
+# ---------------------------------------------------------------- memory
+
+
+cdef char *_allocate(size_t nbytes, void **c_raw) noexcept nogil:
+    """Memory that begins at a multiple of 64 in what is to be freed, `c_raw`; NULL if there is none."""
+    # at least one byte, so that a kernel may always form the address of the first element
+    c_raw[0] = malloc(nbytes + 2 * ALIGNMENT)
+    if c_raw[0] == NULL:
+        return NULL
+    return <char *>((<uintptr_t>c_raw[0] + ALIGNMENT - 1) & ~<uintptr_t>(ALIGNMENT - 1))
 
 
 @cython.final
@@ -70,12 +136,9 @@ cdef class HostMemory:
             self.writable = part_of.writable
             part_of.users += 1
             return
-        # at least one byte, so that a kernel may always form the address of the first element
-        cdef size_t wanted = <size_t>nbytes + 2 * ALIGNMENT
-        self.c_raw = malloc(wanted)
-        if self.c_raw == NULL:
+        self.c_data = _allocate(nbytes, &self.c_raw)
+        if self.c_data == NULL:
             raise MemoryError(f"could not allocate {nbytes} bytes of host memory")
-        self.c_data = <char *>((<uintptr_t>self.c_raw + ALIGNMENT - 1) & ~<uintptr_t>(ALIGNMENT - 1))
 
     def __dealloc__(self):
         if self.is_foreign:
@@ -111,10 +174,165 @@ def copy_memory(HostMemory to, HostMemory source, size_t nbytes):
         memmove(to.c_data, source.c_data, nbytes)
 
 
+# ---------------------------------------------------------------- threads and their scratch memory
+
+
+def threads() -> int:
+    """How many threads a kernel started now may use: NUM_CPU_THREADS, or 1 where none can help."""
+    return _most_threads()
+
+
+def set_threads(n: int) -> None:
+    """Let kernels use `n` threads from now on; in a `Context` of NUM_CPU_THREADS, within it."""
+    if n < 1:
+        raise ValueError(f"kernels need a thread to run in, got {n}; give 1 or more")
+    NUM_CPU_THREADS.value = n
+
+
+cdef int _most_threads() except -1:
+    cdef long n
+    if not has_openmp or is_forked:
+        return 1
+    n = NUM_CPU_THREADS.value
+    return <int>max(1, min(n, 1 << 16))
+
+
+cdef struct _Scratch:
+    void *c_raw
+    char *c_data   # 64-byte aligned
+    size_t nbytes
+
+
+# Pieces that no call uses, the last used on top. They are taken and given back with the GIL held,
+# so that calls of several Python threads have a piece each.
+cdef _Scratch c_kept[MOST_SCRATCH_KEPT]
+cdef int kept = 0
+cdef size_t kept_nbytes = 0
+
+
+cdef int _take_scratch(_Scratch *scratch, size_t nbytes) except -1:
+    """Memory of at least `nbytes` for one call."""
+    global kept, kept_nbytes
+    scratch.c_raw, scratch.c_data, scratch.nbytes = NULL, NULL, 0
+    if not nbytes:
+        return 0
+    while kept:
+        kept -= 1
+        scratch[0] = c_kept[kept]
+        kept_nbytes -= scratch.nbytes
+        if scratch.nbytes >= nbytes:
+            return 0
+        free(scratch.c_raw)  # outgrown: so all come to be as large as the largest that is needed
+    scratch.nbytes = nbytes
+    scratch.c_data = _allocate(nbytes, &scratch.c_raw)
+    if scratch.c_data == NULL:
+        raise MemoryError(f"could not allocate {nbytes} bytes of scratch memory")
+    return 0
+
+
+cdef void _give_back_scratch(_Scratch *scratch) noexcept:
+    global kept, kept_nbytes
+    if scratch.c_raw == NULL:
+        return
+    if kept < MOST_SCRATCH_KEPT and scratch.nbytes <= MOST_SCRATCH_NBYTES - kept_nbytes:
+        c_kept[kept] = scratch[0]
+        kept += 1
+        kept_nbytes += scratch.nbytes
+    else:
+        free(scratch.c_raw)
+
+
+def release_scratch() -> None:
+    """Give the scratch memory that no kernel uses now back to the system."""
+    global kept, kept_nbytes
+    while kept:
+        kept -= 1
+        free(c_kept[kept].c_raw)
+    kept_nbytes = 0
+
+
+# ---------------------------------------------------------------- running phases
+
+
+cdef struct _Phase:
+    phase_t function
+    int64_t count
+
+
+cdef struct _Team:
+    int64_t threads       # as many as may be used
+    char *c_scratch       # of the first thread
+    size_t stride         # from there to that of the next
+    char *c_shared
+
+
+cdef inline void _run_phases(
+    const _Phase *phases, Py_ssize_t n, bint parallel, const _Team *team,
+    void **buffers, const uint64_t *variables,
+) noexcept nogil:
+    cdef Py_ssize_t k
+    for k in range(n):
+        if parallel and phases[k].count > 1 and team.threads > 1:
+            _run_in_parallel(phases[k], team, buffers, variables)
+        else:
+            phases[k].function(
+                buffers, variables, team.c_scratch, team.c_shared, 0, phases[k].count
+            )
+
+
+cdef void _run_in_parallel(
+    _Phase phase, const _Team *team, void **buffers, const uint64_t *variables
+) noexcept nogil:
+    # as many parts as threads: OpenMP may have fewer, then a thread does several parts
+    cdef int64_t parts = min(team.threads, phase.count), part
+    for part in prange(parts, num_threads=<int>parts, schedule="static", chunksize=1):
+        _run_part(&phase, part, parts, team, buffers, variables)
+
+
+cdef void _run_part(
+    const _Phase *phase, int64_t part, int64_t parts, const _Team *team,
+    void **buffers, const uint64_t *variables,
+) noexcept nogil:
+    # the first ones have a step more; count * part could overflow
+    cdef int64_t each = phase.count // parts, more = phase.count % parts
+    cdef int64_t begin = part * each + min(part, more)
+    phase.function(
+        buffers, variables, team.c_scratch + <size_t>part * team.stride, team.c_shared,
+        begin, begin + each + (part < more),
+    )
+
+
+cdef int _form_team(
+    _Team *team, _Scratch *scratch, int most, size_t scratch_nbytes, size_t shared_nbytes
+) except -1:
+    """Threads with scratch memory, each of its own pages."""
+    team.threads = most
+    team.stride = (scratch_nbytes + PAGE - 1) // PAGE * PAGE
+    _take_scratch(scratch, most * team.stride + shared_nbytes)
+    team.c_scratch = scratch.c_data
+    team.c_shared = scratch.c_data + most * team.stride
+    return 0
+
+
+# ---------------------------------------------------------------- kernels
+
+
 cdef union _Slot:
     uint64_t bits
     double float64
     float float32
+
+
+cdef int _convert(_Slot *slot, char kind, object value) except -1:
+    """A variable as kernels read it."""
+    slot.bits = 0
+    if kind == b"i":
+        slot.bits = PyLong_AsUnsignedLongLongMask(value)
+    elif kind == b"d":
+        slot.float64 = PyFloat_AsDouble(value)
+    elif kind == b"f":
+        slot.float32 = <float>PyFloat_AsDouble(value)
+    return 0
 
 
 @cython.final
@@ -123,23 +341,52 @@ cdef class HostKernel:
 
     `phases` are (address, count) in order. `kinds` has a byte for each variable: i for integers
     (they wrap to 64 bits), f for float32, d for float64. `code` is what keeps the machine code
-    loaded; it is let go of with the kernel. TypeError if the arguments are not as declared.
+    loaded; it is let go of with the kernel. Each thread gets `scratch_nbytes` of memory of its own
+    and all together `shared_nbytes`, aligned to 64 bytes, with anything in it. If not `parallel`,
+    one thread does all the steps. Several threads may call it at once. A call returns when all is
+    done. TypeError if the arguments are not as declared.
     """
 
     cdef readonly str name
     cdef readonly tuple phases
     cdef readonly Py_ssize_t buffers
     cdef readonly bytes kinds
+    cdef readonly size_t scratch_nbytes
+    cdef readonly size_t shared_nbytes
+    cdef readonly bint parallel
     cdef object code
+    cdef _Phase *c_phases
+    cdef Py_ssize_t phase_count
+    cdef int64_t widest  # how many threads can be of use
 
-    def __cinit__(self, str name, tuple phases, Py_ssize_t buffers, bytes kinds, object code):
+    def __cinit__(
+        self, str name, tuple phases, Py_ssize_t buffers, bytes kinds, object code,
+        Py_ssize_t scratch_nbytes=0, Py_ssize_t shared_nbytes=0, bint parallel=True,
+    ):
         if kinds.strip(b"ifd"):
             raise ValueError(f"kinds of variables are i, f and d, got {kinds!r}")
-        for address, count in phases:
+        if buffers < 0 or scratch_nbytes < 0 or shared_nbytes < 0:
+            raise ValueError(
+                f"kernel {name}: {buffers} buffers, {scratch_nbytes} and {shared_nbytes} bytes of "
+                "scratch memory; none can be negative"
+            )
+        self.name, self.phases, self.buffers, self.kinds = name, phases, buffers, kinds
+        self.scratch_nbytes, self.shared_nbytes = scratch_nbytes, shared_nbytes
+        self.parallel, self.code = parallel, code
+        self.phase_count, self.widest = len(phases), 1
+        self.c_phases = <_Phase *>malloc(max(len(phases), 1) * sizeof(_Phase))
+        if self.c_phases == NULL:
+            raise MemoryError(f"could not allocate the {len(phases)} phases of {name}")
+        for k, (address, count) in enumerate(phases):
             if not address or count < 1:
                 raise ValueError(f"kernel {name}: no function at {address}, or no step: {count}")
-        self.name, self.phases, self.buffers, self.kinds = name, phases, buffers, kinds
-        self.code = code
+            self.c_phases[k].function = <phase_t><uintptr_t>address
+            self.c_phases[k].count = count
+            if parallel:
+                self.widest = max(self.widest, self.c_phases[k].count)
+
+    def __dealloc__(self):
+        free(self.c_phases)
 
     def __call__(self, tuple buffers, tuple variables=()):
         cdef Py_ssize_t n = len(buffers), m = len(variables)
@@ -157,27 +404,251 @@ cdef class HostKernel:
         cdef _Slot *c_variables = <_Slot *>(c_buffers + n)
         cdef const char *kinds = self.kinds
         cdef Py_ssize_t i
+        cdef _Team team
+        cdef _Scratch scratch
         try:
             for i in range(n):
                 c_buffers[i] = (<HostMemory?>buffers[i]).c_data
             for i in range(m):
-                c_variables[i].bits = 0
-                if kinds[i] == b"i":
-                    c_variables[i].bits = PyLong_AsUnsignedLongLongMask(variables[i])
-                elif kinds[i] == b"d":
-                    c_variables[i].float64 = PyFloat_AsDouble(variables[i])
-                else:
-                    c_variables[i].float32 = <float>PyFloat_AsDouble(variables[i])
-            for address, count in self.phases:
-                _run_phase(<phase_t><uintptr_t>address, c_buffers, <uint64_t *>c_variables, count)
+                _convert(&c_variables[i], kinds[i], variables[i])
+            _form_team(
+                &team, &scratch,
+                1 if self.widest == 1 else <int>min(<int64_t>_most_threads(), self.widest),
+                self.scratch_nbytes, self.shared_nbytes,
+            )
+            with nogil:
+                _run_phases(
+                    self.c_phases, self.phase_count, self.parallel, &team,
+                    c_buffers, <uint64_t *>c_variables,
+                )
+            _give_back_scratch(&scratch)
         finally:
             if c_buffers != on_stack:
                 free(c_buffers)
 
 
-cdef int _run_phase(
-    phase_t phase, void **buffers, const uint64_t *variables, int64_t count
-) except -1:
-    with nogil:
-        phase(buffers, variables, NULL, NULL, 0, count)
-    return 0
+@cython.final
+cdef class HostCopy:
+    """Copies `nbytes` from the start of its second buffer to that of its first, as a kernel would.
+
+    ValueError if they do not fit, or if the first is read-only.
+    """
+
+    cdef readonly Py_ssize_t nbytes
+
+    def __cinit__(self, Py_ssize_t nbytes):
+        if nbytes < 0:
+            raise ValueError(f"{nbytes} bytes cannot be copied")
+        self.nbytes = nbytes
+
+    def __call__(self, tuple buffers, tuple variables=()):
+        if len(buffers) != 2 or len(variables) != 0:
+            raise TypeError(
+                f"a copy takes 2 buffers and no variables, got {len(buffers)} and {len(variables)}"
+            )
+        copy_memory(<HostMemory?>buffers[0], <HostMemory?>buffers[1], self.nbytes)
+
+
+# ---------------------------------------------------------------- replay
+
+
+cdef struct _Step:
+    const _Phase *c_phases   # NULL for a copy; else they belong to a kernel that the replay holds
+    Py_ssize_t phase_count
+    bint parallel
+    Py_ssize_t first         # of its buffers in the table of arguments; its variables follow
+    Py_ssize_t buffers
+    size_t nbytes            # of a copy
+
+
+@cython.final
+cdef class HostReplay:
+    """Kernels and copies run in order by one call, without Python between them.
+
+    A step is (HostKernel or HostCopy, slots, numbers): its k-th buffer is `memory[slots[k]]` of a
+    call, its k-th variable `values[numbers[k]]`. `slots` and `variables` say how many there are.
+    ValueError if a step does not fit together, or uses one variable as another kind than the
+    others do. Several threads may call it at once. With `times` a call returns the seconds that
+    each step took. TypeError if the arguments are not as declared; ValueError if a copy does not
+    fit into the memory given, before anything has run.
+    """
+
+    cdef readonly tuple steps
+    cdef readonly Py_ssize_t slots
+    cdef readonly Py_ssize_t variables
+    cdef _Step *c_steps
+    cdef Py_ssize_t step_count
+    cdef Py_ssize_t *c_sources   # of each argument of each step: a slot, or slots + a number
+    cdef Py_ssize_t arguments
+    cdef Py_ssize_t *c_least     # bytes that each slot must have for its copies
+    cdef char *c_written         # whether copies write to each slot
+    cdef char *c_kinds           # of each variable; 0 if no step uses it
+    cdef int64_t widest
+    cdef size_t scratch_nbytes
+    cdef size_t shared_nbytes
+
+    def __cinit__(self, steps, Py_ssize_t slots, Py_ssize_t variables=0):
+        if slots < 0 or variables < 0:
+            raise ValueError(f"there cannot be {slots} slots and {variables} variables")
+        self.steps, self.slots, self.variables = tuple(steps), slots, variables
+        self.step_count, self.widest = len(self.steps), 1
+        for number, step in enumerate(self.steps):
+            self._check(number, step)
+            self.arguments += len(step[1]) + len(step[2])
+        self.c_steps = <_Step *>_zeros(self.step_count * sizeof(_Step))
+        self.c_sources = <Py_ssize_t *>_zeros(self.arguments * sizeof(Py_ssize_t))
+        self.c_least = <Py_ssize_t *>_zeros(slots * sizeof(Py_ssize_t))
+        self.c_written = <char *>_zeros(slots)
+        self.c_kinds = <char *>_zeros(variables)
+        cdef Py_ssize_t first = 0
+        for number, (what, its_slots, numbers) in enumerate(self.steps):
+            self.c_steps[number].first = first
+            self.c_steps[number].buffers = len(its_slots)
+            for slot in its_slots:
+                self.c_sources[first] = slot
+                first += 1
+            for variable in numbers:
+                self.c_sources[first] = slots + <Py_ssize_t>variable
+                first += 1
+            if isinstance(what, HostKernel):
+                self._add_kernel(number, what, numbers)
+            else:
+                self._add_copy(number, what, its_slots)
+
+    def __dealloc__(self):
+        free(self.c_steps)
+        free(self.c_sources)
+        free(self.c_least)
+        free(self.c_written)
+        free(self.c_kinds)
+
+    cdef int _check(self, Py_ssize_t number, object step) except -1:
+        """ValueError or TypeError if a step cannot be run."""
+        cdef Py_ssize_t buffers = 2, values = 0
+        what, slots, numbers = step
+        if isinstance(what, HostKernel):
+            buffers, values = (<HostKernel>what).buffers, len((<HostKernel>what).kinds)
+        elif not isinstance(what, HostCopy):
+            raise TypeError(f"step {number} is no HostKernel or HostCopy but {type(what).__name__}")
+        if len(slots) != buffers or len(numbers) != values:
+            raise ValueError(
+                f"step {number} ({_name(what)}) takes {buffers} buffers and {values} variables, "
+                f"got {len(slots)} slots and {len(numbers)} numbers"
+            )
+        for names, given, most in (
+            ("slots", slots, self.slots), ("variables", numbers, self.variables)
+        ):
+            for k in given:
+                if not 0 <= k < most:
+                    raise ValueError(
+                        f"step {number} ({_name(what)}) names {k} of {names}, there are {most}"
+                    )
+        return 0
+
+    cdef int _add_kernel(self, Py_ssize_t number, HostKernel kernel, numbers) except -1:
+        cdef _Step *step = &self.c_steps[number]
+        cdef char kind
+        step.c_phases, step.phase_count = kernel.c_phases, kernel.phase_count
+        step.parallel = kernel.parallel
+        self.widest = max(self.widest, kernel.widest)
+        self.scratch_nbytes = max(self.scratch_nbytes, kernel.scratch_nbytes)
+        self.shared_nbytes = max(self.shared_nbytes, kernel.shared_nbytes)
+        for k, variable in enumerate(numbers):
+            kind = kernel.kinds[<Py_ssize_t>k]
+            if self.c_kinds[<Py_ssize_t>variable] not in (0, kind):
+                raise ValueError(
+                    f"step {number} ({kernel.name}) takes variable {variable} as {chr(kind)}, an "
+                    f"earlier one as {chr(self.c_kinds[<Py_ssize_t>variable])}; give it two numbers"
+                )
+            self.c_kinds[<Py_ssize_t>variable] = kind
+        return 0
+
+    cdef int _add_copy(self, Py_ssize_t number, HostCopy copy, its_slots) except -1:
+        cdef Py_ssize_t slot
+        self.c_steps[number].nbytes = copy.nbytes
+        for slot in its_slots:
+            self.c_least[slot] = max(self.c_least[slot], copy.nbytes)
+        self.c_written[<Py_ssize_t>its_slots[0]] = True
+        return 0
+
+    def __call__(self, tuple memory, tuple values=(), bint times=False):
+        if len(memory) != self.slots or len(values) != self.variables:
+            raise TypeError(
+                f"a replay of {self.slots} slots and {self.variables} variables got "
+                f"{len(memory)} and {len(values)}"
+            )
+        cdef size_t given = self.slots + self.variables
+        cdef size_t cells = given + self.arguments
+        cdef uint64_t *table = <uint64_t *>malloc(
+            max(cells, 1) * sizeof(uint64_t) + self.step_count * sizeof(double) * times
+        )
+        if table == NULL:
+            raise MemoryError(f"could not allocate the {cells} arguments of a replay")
+        cdef double *seconds = <double *>(table + cells) if times else NULL
+        cdef int most
+        cdef Py_ssize_t i
+        cdef _Team team
+        cdef _Scratch scratch
+        try:
+            self._read(table, memory, values)
+            most = 1 if self.widest == 1 else <int>min(<int64_t>_most_threads(), self.widest)
+            _form_team(&team, &scratch, most, self.scratch_nbytes, self.shared_nbytes)
+            with nogil:
+                self._run(table, table + given, &team, seconds)
+            _give_back_scratch(&scratch)
+            return [seconds[i] for i in range(self.step_count)] if times else None
+        finally:
+            free(table)
+
+    cdef int _read(self, uint64_t *given, tuple memory, tuple values) except -1:
+        """The addresses of all slots and the bits of all values."""
+        cdef Py_ssize_t i
+        cdef HostMemory piece
+        for i in range(self.slots):
+            piece = <HostMemory?>memory[i]
+            if piece.nbytes < self.c_least[i] or (self.c_written[i] and not piece.writable):
+                raise ValueError(
+                    f"the memory of slot {i} has {piece.nbytes} "
+                    f"{'writable' if piece.writable else 'read-only'} bytes, a copy needs "
+                    f"{self.c_least[i]}{' writable ones' if self.c_written[i] else ''}"
+                )
+            given[i] = <uint64_t><uintptr_t>piece.c_data
+        for i in range(self.variables):
+            _convert(<_Slot *>&given[self.slots + i], self.c_kinds[i], values[i])
+        return 0
+
+    cdef void _run(
+        self, const uint64_t *given, uint64_t *table, const _Team *team, double *seconds
+    ) noexcept nogil:
+        cdef Py_ssize_t i
+        cdef _Step *step
+        cdef void **buffers
+        cdef double start = 0, now
+        for i in range(self.arguments):
+            table[i] = given[self.c_sources[i]]
+        if seconds != NULL:
+            start = seconds_now()
+        for i in range(self.step_count):
+            step = &self.c_steps[i]
+            buffers = <void **>(table + step.first)
+            if step.c_phases == NULL:
+                memmove(buffers[0], buffers[1], step.nbytes)
+            else:
+                _run_phases(
+                    step.c_phases, step.phase_count, step.parallel, team,
+                    buffers, table + step.first + step.buffers,
+                )
+            if seconds != NULL:
+                now = seconds_now()
+                seconds[i], start = now - start, now
+
+
+cdef str _name(what):
+    return (<HostKernel>what).name if isinstance(what, HostKernel) else "copy"
+
+
+cdef void *_zeros(size_t nbytes) except NULL:
+    cdef void *made = calloc(max(nbytes, 1), 1)
+    if made == NULL:
+        raise MemoryError(f"could not allocate {nbytes} bytes for a replay")
+    return made

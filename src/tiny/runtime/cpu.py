@@ -12,22 +12,23 @@ import platform
 import re
 import struct
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-from tiny._core.launch import HostKernel
+from tiny._core.launch import HostKernel, threads
 from tiny.codegen.program import LinearProgram
 from tiny.device import Compiled, CompileError, Compiler, HostAllocator
 from tiny.dtype import DTYPES_DICT, dtypes
 from tiny.helpers import SPEC
 from tiny.renderer.llvm import CPU_OPS, LLVMRenderer
-from tiny.uop.ops import AxisType, Ops
+from tiny.uop.ops import Ops
 from tiny.uop.target import Target
 
 __all__ = ["CPUDevice", "LLVMCompiler", "cpu_target"]
 
 MAX_BUFFERS = 255
+WORTH_THREADS = 10e-6  # seconds in one thread; starting others takes 1 to 8 µs
 
 
 class CPUDevice(Compiled):
@@ -41,16 +42,32 @@ class CPUDevice(Compiled):
     def load(self, name: str, binary: bytes, program: LinearProgram) -> HostKernel:
         """The kernel, called with HostMemory; its machine code is unloaded when it dies."""
         try:
-            code = MachineCode(binary, name)
+            code = MachineCode(binary, name, phase_symbols(program))
         except RuntimeError as e:
             reason = f"it cannot be linked: {' '.join(str(e).split())}"
             raise CompileError(name, reason, self.renderer.render(program)) from e
-        count = 1
-        for u in program.uops:
-            if u.op is Ops.RANGE and u.arg.kind is AxisType.THREAD:
-                count = int(u.src[0].val)
-        kinds = "".join(_kind(v.dtype.name) for v in program.variables).encode()
-        return HostKernel(name, ((code.address, count),), len(program.params), kinds, code)
+        return HostKernel(
+            name,
+            tuple(zip(code.addresses, [phase.count for phase in program.phases])),
+            len(program.params),
+            "".join(_kind(v.dtype.name) for v in program.variables).encode(),
+            code,
+            program.scratch_nbytes,
+            program.shared_nbytes,
+            parallel=serial_seconds(program) > WORTH_THREADS,
+        )
+
+
+def phase_symbols(program: LinearProgram) -> tuple[str, ...]:
+    """The functions of an object file, one a phase: the kernel's name, numbered if many."""
+    if len(program.phases) == 1:
+        return (program.name,)
+    return tuple(f"{program.name}.{k}" for k in range(len(program.phases)))
+
+
+def serial_seconds(program: LinearProgram) -> float:
+    """About how long one thread takes, if it computes and moves memory at a usual speed."""
+    return program.flops / 100e9 + program.nbytes / 20e9
 
 
 def _kind(dtype_name: str) -> str:
@@ -223,7 +240,7 @@ def cpu_target(device: str, options: str = "") -> Target:
         dtypes=frozenset(DTYPES_DICT.values()) | {dtypes.index},
         native_ops=CPU_OPS - missing,
         max_buffers=MAX_BUFFERS,
-        threads=1,
+        threads=threads(),
         l1_bytes=cache_bytes(1) or 32 << 10,
         l2_bytes=cache_bytes(2) or 512 << 10,
     )
@@ -297,10 +314,11 @@ def undefined_symbols(binary: bytes) -> list[str]:
 
 
 class MachineCode:
-    """An object file linked into memory, at `address`; it is unloaded when this dies.
+    """An object file linked into memory, and the `addresses` of symbols in it.
 
-    A linker keeps some kilobytes of every object that it ever linked, so each links few of them
-    and dies with the last. RuntimeError if there is no such symbol, or if others are missing.
+    It is unloaded when this dies. A linker keeps some kilobytes of every object that it ever
+    linked, so each links few of them and dies with the last. RuntimeError if there is no such
+    symbol, or if others are missing.
     """
 
     OF_ONE_LINKER = 256
@@ -309,15 +327,17 @@ class MachineCode:
     _count: ClassVar[int] = 0
     _lock: ClassVar[threading.Lock] = threading.Lock()
 
-    def __init__(self, binary: bytes, symbol: str) -> None:
+    def __init__(self, binary: bytes, name: str, symbols: Sequence[str]) -> None:
         with MachineCode._lock:
             if MachineCode._count % self.OF_ONE_LINKER == 0:
                 MachineCode._linker = _llvm().create_lljit_compiler()
             self.linker, number = MachineCode._linker, MachineCode._count
             MachineCode._count += 1
-        builder = _llvm().JITLibraryBuilder().add_object_img(binary).export_symbol(symbol)
-        self.code = builder.link(self.linker, f"{symbol}.{number}")
-        self.address: int = self.code[symbol]
+        builder = _llvm().JITLibraryBuilder().add_object_img(binary)
+        for symbol in symbols:
+            builder.export_symbol(symbol)
+        self.code = builder.link(self.linker, f"{name}.{number}")
+        self.addresses: tuple[int, ...] = tuple(self.code[symbol] for symbol in symbols)
 
     def __del__(self) -> None:
         self.__dict__.pop("code", None)  # before the linker
