@@ -50,18 +50,22 @@ def _lower(ast: UOp, target: Target, opts: tuple[Opt, ...] | None) -> LinearProg
         opts = () if NOOPT else choose_opts(kernel)
     for opt in opts:
         kernel.apply_opt(opt)
-    uops = linearize(kernel.tiled(), target)
+    tiled = kernel.tiled()
+    phases = linearize(tiled, target)
     if SPEC:
-        verify(uops, spec_program, f"program {kernel.name} {kernel.applied_opts}")
+        for phase in phases:
+            verify(phase.uops, spec_program, f"program {kernel.name} {kernel.applied_opts}")
     params = _params(kernel)
     return LinearProgram(
         name=kernel.name,
-        phases=(Phase(uops),),
+        phases=phases,
         params=params,
         variables=tuple(ast.variables()),
         applied_opts=kernel.applied_opts,
         flops=_count_flops(kernel),
         nbytes=sum(math.prod(p.shape) * p.dtype.itemsize for p in params),
+        scratch_nbytes=tiled.scratch_nbytes,
+        shared_nbytes=tiled.shared_nbytes,
     )
 
 
@@ -87,7 +91,11 @@ def _count_flops(kernel: Kernel) -> int:
         elif node.op not in GroupOp.ALU or node.dtype.kind not in "iuf8":
             continue
         if mask not in points:
-            sizes = [a.range.src[0].vmax for k, a in enumerate(kernel.axes) if mask >> k & 1]
+            sizes = [
+                a.range.src[0].vmax
+                for k, a in enumerate(kernel.axes)
+                if a.blocks_of < 0 and mask >> k & 1
+            ]
             points[mask] = math.prod(sizes)
         total += points[mask]
     return total

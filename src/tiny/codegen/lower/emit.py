@@ -2,7 +2,7 @@
 
 Each operation goes into the outermost loop that it can be in: a loop that is open is a list of
 operations of its own, put into its parent's list when the loop closes, so what is added to an
-outer list in the meantime comes before the inner loop. Loops run at least once.
+outer list in the meantime comes before the inner loop.
 """
 
 from __future__ import annotations
@@ -18,13 +18,18 @@ __all__ = ["Emitter", "Scope", "constants_of"]
 
 @dataclass(slots=True)
 class Scope:
-    """A loop that is open (or the whole program): its operations, and the values known in it."""
+    """A loop that is open (or the whole program): its operations, and the values known in it.
 
-    bit: int = 0
+    `bits` are the axes whose position it sets, `places` what leaves of theirs stand for. Without
+    a `range` it is a part of its parent that runs once.
+    """
+
+    bits: int = 0
     range: UOp | None = None
-    position: UOp | None = None
+    places: dict[int, UOp] = field(default_factory=dict)
     lines: list[UOp] = field(default_factory=list)
     memo: dict[tuple[UOp, object], UOp] = field(default_factory=dict)
+    before: tuple[int, int | UOp] | None = None  # an axis, and how much of it there was outside
 
 
 class Emitter:
@@ -44,7 +49,7 @@ class Emitter:
         depth = self.depths.get(mask)
         if depth is None:
             depth = len(self.scopes) - 1
-            while depth and not self.scopes[depth].bit & mask:
+            while depth and not self.scopes[depth].bits & mask:
                 depth -= 1
             self.depths[mask] = depth
         return depth
@@ -60,14 +65,59 @@ class Emitter:
             self.scopes[depth].lines.append(uop)
         return uop
 
-    def close(self) -> UOp:
-        """Put the innermost loop into its parent; the END of it."""
+    def emit_in(self, uop: UOp, depth: int) -> UOp:
+        """Place an operation, once, in the loop at a depth: what reads memory stays in there."""
+        if uop not in self.home:
+            for s in uop.src:
+                depth = max(depth, self.home[s])
+            self.home[uop] = depth
+            self.scopes[depth].lines.append(uop)
+        return uop
+
+    def open(self, scope: Scope) -> None:
+        """Begin a loop."""
+        self.scopes.append(scope)
+        self.depths.clear()
+        if scope.range is not None:
+            self.home[scope.range] = len(self.scopes) - 1
+
+    def close(self) -> UOp | None:
+        """Put the innermost scope into its parent; the END of it, if it is a loop."""
         scope = self.scopes.pop()
         self.depths.clear()
-        assert scope.range is not None
+        outer, home = self.scopes[-1], self.home
+        if scope.range is None:
+            depth = len(self.scopes) - 1
+            for uop in scope.lines:
+                if home.get(uop, 0) > depth:
+                    home[uop] = depth
+            outer.lines += scope.lines
+            return None
+        for uop in scope.lines:  # what may not have run is not there any more
+            home.pop(uop, None)
         end = UOp(Ops.END, dtypes.void, (scope.range,))
-        self.scopes[-1].lines += [scope.range, *scope.lines, end]
+        outer.lines += [scope.range, *scope.lines, end]
         return end
+
+    def set_aside(self, depth: int) -> list[Scope]:
+        """Go back to the loop at a depth for a while: the scopes inside, to be given to `resume`.
+
+        What is in those comes later in the program, so none of it can be used until then.
+        """
+        inner, self.scopes = self.scopes[depth + 1 :], self.scopes[: depth + 1]
+        self.depths.clear()
+        for scope in inner:
+            for uop in scope.lines:
+                self.home.pop(uop, None)
+        return inner
+
+    def resume(self, inner: list[Scope]) -> None:
+        """Go on inside of these scopes."""
+        for scope in inner:
+            self.scopes.append(scope)
+            for uop in scope.lines:
+                self.home.setdefault(uop, len(self.scopes) - 1)
+        self.depths.clear()
 
     # ------------------------------------------------------------ values
 
@@ -84,7 +134,9 @@ class Emitter:
 
     def wide(self, x: UOp, lanes: int) -> UOp:
         """A value in all lanes."""
-        return x if x.shape else self.emit(UOp(Ops.EXPAND, x.dtype, (x,), (lanes,)))
+        if x.shape or lanes == 1:
+            return x
+        return self.emit(UOp(Ops.EXPAND, x.dtype, (x,), (lanes,)))
 
     def lane(self, x: UOp, lane: int) -> UOp:
         """One lane of a value."""
@@ -96,10 +148,66 @@ class Emitter:
             return x.src[0]
         return self.emit(UOp(Ops.GEP, x.dtype, (x,), lane))
 
+    def shuffle(self, lanes: Sequence[int], *vectors: UOp) -> UOp:
+        """A vector of these lanes of one or two others."""
+        return self.emit(UOp(Ops.SHUFFLE, vectors[0].dtype, vectors, tuple(lanes)))
+
     def reversed(self, x: UOp) -> UOp:
         """The lanes of a vector, the last one first."""
-        lanes = tuple([self.lane(x, k) for k in reversed(range(x.shape[0]))])
-        return self.emit(UOp(Ops.STACK, x.dtype, lanes))
+        return self.shuffle(range(x.shape[0])[::-1], x)
+
+    def transposed(self, rows: list[UOp]) -> list[UOp]:
+        """As many vectors as each has lanes, a power of two, with rows and lanes exchanged.
+
+        Two by two, first within what shuffles of processors stay in (128 bits), then those parts.
+        """
+        lanes = len(rows)
+        part = min(lanes, max(1, 16 // rows[0].dtype.itemsize))
+        groups = [self._interleaved(rows[k : k + part], part) for k in range(0, lanes, part)]
+        # for each column of a part, that column of all parts
+        columns = [list(column) for column in zip(*groups, strict=True)]
+        found = [self._parts_exchanged(column, part) for column in columns]
+        return [column[k] for k in range(lanes // part) for column in found]
+
+    def _interleaved(self, rows: list[UOp], part: int) -> list[UOp]:
+        """Each part of `part` lanes of as many rows, with rows and lanes exchanged."""
+        unit, lists = 1, [rows]
+        while unit < part:
+            halved: list[list[UOp]] = []
+            for those in lists:
+                low, high = [], []
+                for a, b in zip(those[::2], those[1::2], strict=True):
+                    low.append(self.shuffle(_interleave(a.shape[0], part, unit, 0), a, b))
+                    high.append(self.shuffle(_interleave(a.shape[0], part, unit, 1), a, b))
+                halved += [low, high]
+            lists, unit = halved, 2 * unit
+        return [x for those in lists for x in those]
+
+    def _parts_exchanged(self, rows: list[UOp], part: int) -> list[UOp]:
+        """As many rows as parts of `part` lanes in each, with rows and parts exchanged."""
+        count = len(rows)
+        if count == 1:
+            return rows
+        lanes = count * part
+
+        def pick(parts: Sequence[int], a: UOp, b: UOp) -> UOp:
+            return self.shuffle([p * part + k for p in parts for k in range(part)], a, b)
+
+        half = count // 2
+        firsts, seconds = [], []
+        for a, b in zip(rows[::2], rows[1::2], strict=True):
+            assert a.shape[0] == lanes
+            low, high = range(half), range(half, count)
+            firsts.append(pick([*low, *[p + count for p in low]], a, b))
+            seconds.append(pick([*high, *[p + count for p in high]], a, b))
+        if count == 2:
+            return [*firsts, *seconds]
+        found: list[UOp] = []
+        for a, b in (firsts, seconds):
+            for first in range(2):
+                even = range(first, 2 * count, 2)
+                found.append(pick(list(even), a, b))
+        return found
 
     def as_dtype(self, x: UOp, dtype: DType) -> UOp:
         """A value in another precision."""
@@ -131,6 +239,16 @@ class Emitter:
         if lanes > 1:
             src = [self.wide(s, lanes) for s in src]
         return self.emit(UOp(op, dtype, tuple(src), node.arg))
+
+
+def _interleave(lanes: int, part: int, unit: int, half: int) -> list[int]:
+    """Units of two vectors in turn, of the first or the second half of each part."""
+    found = []
+    for start in range(0, lanes, part):
+        for k in range(part // 2 // unit):
+            first = start + half * part // 2 + k * unit
+            found += [*range(first, first + unit), *range(lanes + first, lanes + first + unit)]
+    return found
 
 
 def constants_of(x: UOp, lanes: int) -> list[int] | None:

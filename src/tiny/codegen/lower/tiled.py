@@ -7,50 +7,74 @@ from dataclasses import dataclass
 
 from tiny.uop.ops import Ops, UOp
 
-__all__ = ["Loop", "TiledKernel", "axis_masks"]
+__all__ = ["Loop", "TiledAxis", "TiledKernel", "axis_masks"]
 
 
 @dataclass(frozen=True)
 class Loop:
-    """A loop, and where it stands: at `iteration * step`, but not beyond `limit`.
+    """One loop of an axis; an iteration covers `step` elements of it.
 
-    `leaf` is the RANGE that stands for its position in the expressions of the kernel. A `limit`
-    shifts the last tile back so that it ends where the axis does; without one, the step is 1.
+    In the expressions of the kernel the RANGE `leaf` stands for the number of the iteration, and
+    `position`, another one, for where it starts if its axis shifts back what would reach beyond
+    the end. `axis` is the number of a TiledAxis. Threads share the iterations if `is_thread`.
     """
 
     leaf: UOp
-    count: UOp
-    step: int = 1
-    limit: int | None = None
+    axis: int
+    step: int
+    position: UOp | None = None
+    is_thread: bool = False
+
+
+@dataclass(frozen=True)
+class TiledAxis:
+    """An axis: its size (a node if it is known only at run time), and its leaves inside loops.
+
+    `tile` counts copies side by side, `lane` the lanes of each; an iteration of the innermost
+    loop covers all of them. If the axis `shifts`, the last iteration of a loop starts where it
+    ends with the axis; else what is left over is done after the loop, by a body of its own.
+    """
+
+    size: int | UOp
+    shifts: bool
+    tile: UOp | None = None
+    lane: UOp | None = None
 
 
 @dataclass(frozen=True)
 class TiledKernel:
     """A kernel over three kinds of RANGE, after the Opts: loops, tiles and lanes.
 
-    `loops` are in nesting order, outputs before reductions. `tiles` (UPCAST and UNROLL, each of a
-    constant size) are in order of expansion, outermost first. A VEC range is the lanes of what
-    depends on it; nothing depends on two. `strict` keeps each reduction in index order.
+    `loops` are in nesting order. `tiles` (UPCAST and UNROLL, each of a constant size) are in order
+    of expansion, outermost first. A VEC range is the lanes of what depends on it; nothing depends
+    on two. `strict` keeps each reduction in index order.
+
+    A STAGE is `STAGE(STORE(INDEX(DEFINE_LOCAL, …), value), its loops, tiles and lanes…)`: it
+    stands for the memory after the STORE has run for all of those. An INDEX of a DEFINE_LOCAL
+    itself reads what an earlier iteration left there.
     """
 
     sink: UOp
     loops: tuple[Loop, ...]
+    axes: tuple[TiledAxis, ...]
     tiles: tuple[UOp, ...]
     strict: bool = False
+    scratch_nbytes: int = 0
+    shared_nbytes: int = 0
 
 
 def axis_masks(order: Sequence[UOp], bit_of: Mapping[UOp, int]) -> dict[UOp, int]:
     """For each node of a graph, sources first, the set of axes that its value depends on.
 
     A set is an integer with the bits that `bit_of` gives to RANGEs. A REDUCE does not depend on
-    the axes that it reduces.
+    the axes that it reduces, nor a STAGE on those that it is filled over.
     """
     masks: dict[UOp, int] = {}
     for node in order:
         mask = bit_of.get(node, 0)
         for s in node.src:
             mask |= masks[s]
-        if node.op is Ops.REDUCE:
+        if node.op is Ops.REDUCE or node.op is Ops.STAGE:
             for r in node.src[1:]:
                 mask &= ~bit_of.get(r, 0)
         masks[node] = mask

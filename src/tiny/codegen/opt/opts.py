@@ -19,6 +19,9 @@ class OptOps(Enum):
     UNROLL = 2  # n steps of a reduction in one
     VEC = 3  # the lanes of vectors lie along the axis
     SWAP = 4  # exchange two loops
+    THREAD = 5  # the iterations of a loop are shared among threads
+    STAGE = 6  # keep what is read of an operand inside a loop in memory of its own
+    BLOCK = 7  # a loop over blocks of n elements, outside of the one over what is in a block
 
     def __repr__(self) -> str:
         return f"OptOps.{self.name}"
@@ -27,11 +30,15 @@ class OptOps(Enum):
 class Opt(NamedTuple):
     """One optimisation: `op` on the axis numbered `axis`, with a number.
 
-    Axes are counted outputs first (in the order of the stored dimensions), then reductions, and
-    keep their numbers whatever was applied before; UNROLL counts from the first reduction.
-    `arg` is the number of elements for UPCAST, UNROLL and VEC, the other axis for SWAP.
+    Axes are counted outputs first (in the order of the stored dimensions; then those of STAGEs),
+    then reductions. They keep their numbers whatever was applied before, and each BLOCK adds one,
+    the loop over blocks, with the next number. UNROLL counts from the first reduction.
+
+    `arg` is the number of elements for UPCAST, UNROLL, VEC and BLOCK; the other axis for SWAP;
+    the number of the load in `Kernel.loads` for STAGE, whose `axis` is None for outside all
+    loops. THREAD has none.
     """
 
     op: OptOps
-    axis: int
-    arg: int
+    axis: int | None
+    arg: int = 0
