@@ -867,8 +867,17 @@ class _Expansion(Emitter):
         """Whether a REDUCE is computed, or a STAGE filled, for the loops as they are now."""
         if node.op is Ops.REDUCE:
             return self._known(node, self.no_tiles) is not None
-        depth = self.depth(self.nodes[node].mask)
+        depth = self._fill_depth(node)
         return node in self.filled_before or (node, ()) in self.scopes[depth].memo
+
+    def _fill_depth(self, stage: UOp) -> int:
+        """The depth of the loop in which a STAGE is filled: inside of the one of threads."""
+        depth = self.depth(self.nodes[stage].mask)
+        if not depth and len(self.scopes) > 1 and not stage.arg.shared:
+            loop = self.scopes[1].range
+            if loop is not None and loop.arg.kind is AxisType.THREAD:
+                return 1
+        return depth
 
     def _is_ready(self, needed: int) -> bool:
         """Whether the members of a set are there, or can be inside of the loops about to open.
@@ -887,7 +896,7 @@ class _Expansion(Emitter):
     def _fill(self, stage: UOp) -> None:
         """Fill the memory of a STAGE, in loops of its own."""
         store = stage.src[0]
-        depth = self.depth(self.nodes[stage].mask)
+        depth = self._fill_depth(stage)
         aside = self._go_back(depth)
         own = 0
         for r in stage.src[1:]:

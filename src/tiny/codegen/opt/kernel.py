@@ -134,12 +134,18 @@ class Kernel:
         trial._apply(opt)
         trial.applied_opts = (*self.applied_opts, opt)
         trial._tiled = None
-        if trial.staged:  # whether a box is affine and fits is known when all is tiled
+        if trial.staged or trial._keeps_sums():  # whether it fits is known when all is tiled
             try:
                 trial.tiled()
             except KernelOptError as e:
                 raise KernelOptError(f"{self._text(opt)}: {e}") from None
         self.__dict__.update(trial.__dict__)
+
+    def _keeps_sums(self) -> bool:
+        """Whether sums may be kept in memory: a loop of a reduction is outside of others."""
+        reduces = [self.axes[k].is_reduce for k in self.nest_order]
+        shared = any(a.is_thread and a.is_reduce for a in self.axes)
+        return shared or reduces != sorted(reduces)
 
     def allows(self, opt: Opt) -> bool:
         """Whether an Opt is legal now."""

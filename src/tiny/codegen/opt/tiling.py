@@ -232,7 +232,7 @@ class _Tiling:
         """A STAGE of the kernel: for each tile and lane of the axes around it one of its own."""
         tiles, lanes = self.inner_leaves(self.masks[node])
         shape = [*_sizes(tiles), *node.arg.shape, *_sizes(lanes)]
-        memory = self.memory(shape, node.dtype, node.arg.shared)
+        memory = self.memory(shape, node.dtype, node.arg.shared or not self.masks[node])
         at = [*tiles, *[self.values[r] for r in node.src[1:]], *lanes]
         self.around[node] = tuple(tiles), tuple(lanes)
         return self.filled(memory, at, value, [p for r in node.src[1:] for p in self.leaves[r]])
@@ -280,6 +280,8 @@ class _Tiling:
 
     def shared_sum(self, node: UOp, value: UOp, over: list[UOp], entries: list[int]) -> UOp:
         """Sums of blocks, that threads share, kept until all are there and can be added up."""
+        if any(isinstance(self.axes[self.loops[e].axis].size, UOp) for e in entries):
+            raise KernelOptError("threads share no sum of a size known only at run time")
         mask = self.masks[node]
         outputs = [e for e, loop in self.loops.items() if mask >> loop.axis & 1]
         blocks = self.leaves_of(entries)
@@ -304,6 +306,10 @@ class _Tiling:
         self, node: UOp, value: UOp, over: list[UOp], carried: list[int], outputs: list[int]
     ) -> UOp:
         """Sums in memory: each iteration of the loops that carry them adds to what is there."""
+        for e in carried:
+            axis = self.axes[self.loops[e].axis]
+            if isinstance(axis.size, UOp) and self.loops[e].step > 1:
+                raise KernelOptError("a loop with a tile, of unknown size, carries no sums")
         outside = self.leaves_of(carried)
         part = self.inner_sum(node, value, over, outside)
         tiles, lanes = self.inner_leaves(self.masks[node])
@@ -349,7 +355,8 @@ class _Tiling:
         if not dims:
             one = UOp.const(0, dtypes.index)
             dims = [_Dim(1, one, 0, 0, None, (0, 0))]
-        shared = not outside
+        # what no loop outside changes is filled once, in a phase of its own
+        shared = not any(n.op is Ops.RANGE for start in base for n in start.postorder())
         box = self.memory([x.extent for x in dims], node.dtype, shared)
         indices, own = self.fill_loops(dims, memory, shared)
         source = list(base)
@@ -424,9 +431,8 @@ class _Tiling:
 
     def is_outside(self, term: UOp, outside: set[int]) -> bool:
         """Whether loops outside determine a term, that is no leaf."""
-        return all(
-            n.op is not Ops.RANGE or self.parts[n].entry in outside for n in term.postorder()
-        )
+        ranges = [self.parts.get(n) for n in term.postorder() if n.op is Ops.RANGE]
+        return all(part is not None and part.entry in outside for part in ranges)
 
     def stride(self, axis: int, terms: list[tuple[UOp, int]], outside: set[int]) -> int | None:
         """How far apart neighbours along an axis are; None if its leaves do not agree."""
