@@ -197,6 +197,22 @@ def test_memory_can_go_back_at_once():
     assert allocator.kept_nbytes == 0 and allocator.freed == 1
 
 
+def test_without_lru_nothing_is_kept():
+    allocator = CountingAllocator()
+    with Context(LRU=0):
+        allocator.free(allocator.alloc(64), 64)
+    assert allocator.kept_nbytes == 0 and allocator.freed == 1
+
+
+def test_large_memory_is_aligned_and_begins_at_different_lines_of_a_page():
+    # all at one place of a page would share few lines of a cache's set
+    pieces = [Device["CPU"].allocator.alloc((2 << 20) + 64 * k) for k in range(9, 17)]
+    assert all(p.address % 64 == 0 for p in pieces)
+    assert len({p.address % 4096 for p in pieces}) == len(pieces)
+    for piece in pieces:
+        memoryview(piece)[-1] = 1
+
+
 def test_after_a_failure_kept_memory_is_given_back_and_it_is_tried_once_more(monkeypatch):
     class Small(CountingAllocator):
         def free_cache(self):

@@ -58,11 +58,21 @@ cdef extern from *:
         return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
     }
     #endif
+
+    #ifdef __linux__
+    #include <sys/mman.h>
+    #endif
+    static void tiny_want_huge_pages(void *begin, size_t nbytes) {
+    #ifdef MADV_HUGEPAGE
+        madvise(begin, nbytes, MADV_HUGEPAGE);  /* advice: it works without */
+    #endif
+    }
     """
     const bint has_openmp "TINY_HAS_OPENMP"
     const bint is_forked "tiny_is_forked"
     int watch_forks "tiny_watch_forks"() nogil
     double seconds_now "tiny_seconds"() noexcept nogil
+    void want_huge_pages "tiny_want_huge_pages"(void *, size_t) noexcept
 
 cdef extern from "Python.h":
     unsigned long long PyLong_AsUnsignedLongLongMask(object) except? 0xFFFFFFFFFFFFFFFF
@@ -73,6 +83,9 @@ cdef enum:
     ALIGNMENT = 64
     ON_STACK = 64  # as many buffers and variables are passed without an allocation
     PAGE = 4096
+    HUGE_PAGE = 2 << 20
+    COLOURS = 16
+    COLOUR_NBYTES = PAGE + 5 * ALIGNMENT  # differs for pages and for lines
     MOST_SCRATCH_KEPT = 16  # pieces of scratch memory that no call uses
     MOST_SCRATCH_NBYTES = 256 << 20  # of all of those
 
@@ -85,13 +98,30 @@ if watch_forks() != 0:
 # ---------------------------------------------------------------- memory
 
 
-cdef char *_allocate(size_t nbytes, void **c_raw) noexcept nogil:
-    """Memory that begins at a multiple of 64 in what is to be freed, `c_raw`; NULL if there is none."""
+cdef size_t colour = 0
+
+
+cdef char *_allocate(size_t nbytes, void **c_raw) noexcept:
+    """Memory of which `c_raw` is to be freed; NULL if there is none.
+
+    Large memory asks for huge pages: touching 16 to 64 MB for the first time takes a third to a
+    quarter of the time. Each piece begins some lines further into its page than the one before:
+    if all began at one place of a page, the elements that a kernel reads together would share the
+    few lines of a cache's set (8 inputs of 4 MB: 1/5 of the speed).
+    """
+    global colour
+    cdef size_t alignment = ALIGNMENT, shift = 0
+    if nbytes >= HUGE_PAGE:
+        colour = (colour + 1) % COLOURS
+        alignment, shift = HUGE_PAGE, colour * COLOUR_NBYTES
     # at least one byte, so that a kernel may always form the address of the first element
-    c_raw[0] = malloc(nbytes + 2 * ALIGNMENT)
+    c_raw[0] = malloc(nbytes + shift + 2 * alignment)
     if c_raw[0] == NULL:
         return NULL
-    return <char *>((<uintptr_t>c_raw[0] + ALIGNMENT - 1) & ~<uintptr_t>(ALIGNMENT - 1))
+    cdef uintptr_t begin = (<uintptr_t>c_raw[0] + alignment - 1) & ~<uintptr_t>(alignment - 1)
+    if nbytes >= HUGE_PAGE:
+        want_huge_pages(<void *>begin, (nbytes + shift) // HUGE_PAGE * HUGE_PAGE)
+    return <char *>(begin + shift)
 
 
 @cython.final
@@ -374,7 +404,7 @@ cdef class HostKernel:
         self.scratch_nbytes, self.shared_nbytes = scratch_nbytes, shared_nbytes
         self.parallel, self.code = parallel, code
         self.phase_count, self.widest = len(phases), 1
-        self.c_phases = <_Phase *>malloc(max(len(phases), 1) * sizeof(_Phase))
+        self.c_phases = <_Phase *>malloc((len(phases) + 1) * sizeof(_Phase))
         if self.c_phases == NULL:
             raise MemoryError(f"could not allocate the {len(phases)} phases of {name}")
         for k, (address, count) in enumerate(phases):
@@ -580,11 +610,11 @@ cdef class HostReplay:
         cdef size_t given = self.slots + self.variables
         cdef size_t cells = given + self.arguments
         cdef uint64_t *table = <uint64_t *>malloc(
-            max(cells, 1) * sizeof(uint64_t) + self.step_count * sizeof(double) * times
+            (cells + 1) * sizeof(uint64_t) + self.step_count * sizeof(double) * times
         )
         if table == NULL:
             raise MemoryError(f"could not allocate the {cells} arguments of a replay")
-        cdef double *seconds = <double *>(table + cells) if times else NULL
+        cdef double *seconds = <double *>(table + cells + 1) if times else NULL
         cdef int most
         cdef Py_ssize_t i
         cdef _Team team
@@ -648,7 +678,7 @@ cdef str _name(what):
 
 
 cdef void *_zeros(size_t nbytes) except NULL:
-    cdef void *made = calloc(max(nbytes, 1), 1)
+    cdef void *made = calloc(nbytes + 1, 1)
     if made == NULL:
         raise MemoryError(f"could not allocate {nbytes} bytes for a replay")
     return made
