@@ -626,7 +626,7 @@ def test_a_thread_axis_runs_from_begin_to_end(cpu):
 
 # ---------------------------------------------------------------- phases and scratch memory
 
-BOTH = ["PYTHON"]
+BOTH = ["CPU", "PYTHON"]
 
 
 @pytest.mark.parametrize("device", BOTH)
