@@ -315,6 +315,69 @@ def graphs(draw: st.DrawFn, most: int = 12, largest: int = 400) -> list[UOp]:
 
 
 @st.composite
+def rows(draw: st.DrawFn, most: int = 12) -> list[UOp]:
+    """One or two outputs of operations along rows: values that several loops of a kernel want.
+
+    Softmax and its kin, with other reductions, shifts, windows and transpositions between.
+    """
+    outer = tuple(draw(st.lists(st.integers(1, 4), min_size=1, max_size=2)))
+    inner = tuple(draw(st.lists(st.integers(1, 6), min_size=1, max_size=2)))
+    shape, n = outer + inner, len(outer)
+    along = tuple(range(n, len(shape)))
+    pool = [buffer(*shape, dtype=dtypes.int32), buffer(*shape, dtype=dtypes.int32)]
+    small = buffer(*[1] * n, *inner, dtype=dtypes.int32)
+    for _ in range(draw(st.integers(1, most))):
+        x = pool[-1 - draw(st.integers(0, min(3, len(pool) - 1)))]
+        axis = draw(st.sampled_from(along))
+        kind = draw(st.sampled_from("RRRRRAA++xwfsubtpog"))
+        if kind == "R":  # along whole rows
+            r = reduce(x, *along, kind=draw(st.sampled_from([Ops.ADD, Ops.MAX])))
+            x = op(draw(st.sampled_from([Ops.SUB, Ops.MAX])), x, expand(r, *shape))
+        elif kind == "A":  # along one of their dimensions
+            r = reduce(x, axis, kind=draw(st.sampled_from([Ops.ADD, Ops.MAX])))
+            x = op(draw(st.sampled_from([Ops.SUB, Ops.MAX])), x, expand(r, *shape))
+        elif kind == "+":
+            x = add(x, pool[draw(st.integers(0, len(pool) - 1))])
+        elif kind == "x":
+            x = op(Ops.FLOORDIV, x, const(draw(st.sampled_from([2, 3])), x))
+        elif kind == "w":
+            y = pool[draw(st.integers(0, len(pool) - 1))]
+            x = UOp(Ops.WHERE, x.dtype, (op(Ops.CMPLT, x, y), y, const(1, x)))
+        elif kind == "f":
+            x = flip(x, axis)
+        elif kind == "s":  # shifted, zeros behind
+            k = draw(st.integers(0, shape[axis]))
+            pairs = [(k, 0) if d == axis else (0, 0) for d in range(len(shape))]
+            x = shrink(pad(x, *pairs), *[(0, size) for size in shape])
+        elif kind == "u":  # sums of windows
+            size = draw(st.integers(1, shape[axis]))
+            w = reduce(unfold(x, axis, size), axis + 1)
+            w = reshape(w, *[s - size + 1 if d == axis else s for d, s in enumerate(shape)])
+            x = pad(w, *[(0, size - 1) if d == axis else (0, 0) for d in range(len(shape))])
+        elif kind == "b":
+            x = op(draw(st.sampled_from([Ops.ADD, Ops.MAX])), x, expand(small, *shape))
+        elif kind == "t":  # rows in another order, or another shape
+            half = draw(st.sampled_from(_factors(math.prod(inner))))
+            y = reshape(x, *outer, half, math.prod(inner) // half)
+            order = [*range(n), n + 1, n] if draw(st.booleans()) else [*range(n + 2)]
+            x = reshape(permute(y, *order), *shape)
+        elif kind == "p":
+            pairs = [(draw(st.integers(0, 1)), draw(st.integers(0, 1))) for _ in shape]
+            x = shrink(
+                pad(x, *pairs), *[(b, b + k) for (b, _), k in zip(pairs, shape, strict=True)]
+            )
+        elif kind == "o":  # over the other dimensions
+            x = op(Ops.SUB, x, expand(reduce(x, *range(n), kind=Ops.MAX), *shape))
+        else:
+            x = op(Ops.MAX, x, flip(x, axis))
+        pool.append(x)
+    last = pool[-1]
+    if draw(st.booleans()):
+        last = reduce(last, *draw(st.sampled_from([along, tuple(range(len(shape)))])))
+    return [last] if draw(st.booleans()) else [last, pool[-2]]
+
+
+@st.composite
 def programs(draw: st.DrawFn, most: int = 10) -> tuple[list[UOp], list[UOp]]:
     """(final versions of some buffers, values held): assignments in a random order.
 

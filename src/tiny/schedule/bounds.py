@@ -116,6 +116,9 @@ def without_needless_gates(body: UOp) -> UOp:
     holds = set(condition.split_uop(Ops.AND))
     new: dict[UOp, UOp] = {}
     for node in value.postorder():
+        if node.op is Ops.STAGE:
+            new[node] = node  # others may read it, under other conditions
+            continue
         src = tuple([new[s] for s in node.src])
         if node.op is Ops.INDEX and len(src) == len(src[0].shape) + 2:
             inside = all(

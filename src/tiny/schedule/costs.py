@@ -6,6 +6,7 @@ and a chain of them explode).
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from tiny.schedule.graph import (
@@ -18,7 +19,7 @@ from tiny.schedule.graph import (
     VIEW,
     TensorGraph,
 )
-from tiny.uop.ops import Ops
+from tiny.uop.ops import Ops, UOp
 
 # Operations an element, in additions.
 WORK = {
@@ -40,6 +41,13 @@ LARGEST_SET = 96
 EXPANDED = 8
 # A reduction over this much work an element or less, loading nothing, is a closed form.
 CLOSED_FORM_WORK = 16
+# A reduction of so few elements is no contraction, whatever it reads.
+HANDFUL = 16
+# Operands told apart below one value.
+MOST_OPERANDS = 4
+
+# Bit masks of dimensions: along which of them each operand of a value varies.
+Operands = tuple[int, ...]
 
 
 @dataclass
@@ -48,12 +56,20 @@ class Costs:
 
     `foot` is the product of the sizes of nested reductions below, up to what is stored; `depth`
     is how many are nested, whether stored or not: of two of one depth none needs the other.
+    `contracts`: a contraction is among them, that is a long reduction of two operands, each of
+    which is used again along a dimension that the other varies in (a matmul, a convolution).
     """
 
     work: list[float]
     nbytes: list[float]
     foot: list[int]
     depth: list[int]
+    contracts: list[bool]
+    operands: list[Operands]
+
+    def varies(self, i: int, d: int) -> bool:
+        """Whether a value can differ along a dimension."""
+        return not self.operands or any(m >> d & 1 for m in self.operands[i])
 
 
 _NOTHING: frozenset[int] = frozenset()
@@ -67,6 +83,8 @@ def estimate_costs(g: TensorGraph, stored: frozenset[int]) -> Costs:
     seen: list[frozenset[int]] = [_NOTHING] * n
     seen_work, seen_nbytes, seen_foot = [0.0] * n, [0.0] * n, [1] * n
     entry_work, entry_nbytes = [0.0] * n, [0.0] * n
+    contracts, seen_contracts = [False] * n, [False] * n
+    operands = find_operands(g, stored)
     users = [0] * n
     for sources in g.src:
         for s in sources:
@@ -87,10 +105,13 @@ def estimate_costs(g: TensorGraph, stored: frozenset[int]) -> Costs:
                         b += sum([entry_nbytes[c] for c in new])
             foot[i] = max([seen_foot[s] for s in sources])
             depth[i] = max([depth[s] for s in sources])
+            contracts[i] = any(seen_contracts[s] for s in sources)
             if kind == REDUCE:
                 count = max(g.numel[sources[0]] // max(g.numel[i], 1), 1)
                 depth[i] += 1
                 foot[i] *= count
+                if count > HANDFUL and operands and _is_contraction(g, i, operands[sources[0]]):
+                    contracts[i] = True
                 if b == 0 and w <= CLOSED_FORM_WORK:
                     foot[i] = count = 1
                 entry_work[i], entry_nbytes[i] = w, b = count * (w + 1), count * b
@@ -113,8 +134,85 @@ def estimate_costs(g: TensorGraph, stored: frozenset[int]) -> Costs:
             seen_work[i] = entry_work[i] = 0.0
             seen_nbytes[i] = entry_nbytes[i] = itemsize
             seen_foot[i] = 1
+        else:
+            seen_contracts[i] = contracts[i]
         for s in sources:
             users[s] -= 1
             if not users[s]:
                 seen[s] = _NOTHING  # sets are short-lived: a long chain holds few of them
-    return Costs(work, nbytes, foot, depth)
+    return Costs(work, nbytes, foot, depth, contracts, operands)
+
+
+def find_operands(g: TensorGraph, stored: frozenset[int]) -> list[Operands]:
+    """By cell: the dimensions in which each operand below it varies. Empty if nothing is reduced.
+
+    Only the widest are kept: what varies in fewer dimensions than another is small beside it.
+    """
+    if not any(kind == REDUCE for kind in g.kind):
+        return []
+    found: list[Operands] = [()] * len(g)
+    for i, kind in enumerate(g.kind):
+        sources = g.src[i]
+        if i in stored or kind in (MEMORY, VERSION, TRANSFER):
+            found[i] = (_dimensions(g.shape[i]),)
+        elif kind == VIEW:
+            node, s = g.nodes[i], sources[0]
+            if found[s]:
+                found[i] = _widest([_moved(node, g.shape[s], g.shape[i], m) for m in found[s]])
+        elif kind == REDUCE:
+            mask = 0
+            for m in found[sources[0]]:
+                mask |= m
+            for a in g.nodes[i].arg.axes:
+                mask &= ~(1 << a)
+            found[i] = (mask,)
+        elif kind == COMPUTE:
+            first = found[sources[0]]
+            if all(found[s] is first or not found[s] for s in sources[1:]):
+                found[i] = first
+            else:
+                found[i] = _widest([m for s in sources for m in found[s]])
+    return found
+
+
+def _dimensions(shape: Sequence[int]) -> int:
+    return sum([1 << d for d, size in enumerate(shape) if size > 1])
+
+
+def _widest(masks: Iterable[int]) -> Operands:
+    """The masks that are part of no other, the first few."""
+    kept: list[int] = []
+    for m in masks:
+        if not any(m & k == m for k in kept):
+            kept = [k for k in kept if k & m != k] + [m]
+    return tuple(kept[:MOST_OPERANDS])
+
+
+def _moved(node: UOp, old: Sequence[int], new: Sequence[int], mask: int) -> int:
+    """A mask of dimensions, seen through a movement operation."""
+    if node.op is Ops.PERMUTE:
+        return sum([1 << k for k, d in enumerate(node.arg) if mask >> d & 1])
+    if node.op is not Ops.RESHAPE:
+        if node.op is Ops.EXPAND and len(old) == len(new):
+            return mask & sum([1 << d for d in range(len(old)) if old[d] == new[d]])
+        return mask if len(old) == len(new) else 0
+    found = 0
+    i = j = 0
+    while i < len(old) and j < len(new):
+        # the smallest groups of dimensions of equal product
+        first_i, first_j, a, b = i, j, old[i], new[j]
+        i, j = i + 1, j + 1
+        while a != b and (i < len(old) or j < len(new)):
+            if (a < b and i < len(old)) or j == len(new):
+                a, i = a * old[i], i + 1
+            else:
+                b, j = b * new[j], j + 1
+        if mask >> first_i & (1 << i - first_i) - 1:
+            found |= (1 << j) - (1 << first_j)
+    return found & _dimensions(new)
+
+
+def _is_contraction(g: TensorGraph, i: int, operands: Operands) -> bool:
+    """Whether reduction i sums over two operands, neither of which varies in all the other does."""
+    reduced = sum([1 << a for a in g.nodes[i].arg.axes])
+    return len([m for m in operands if m & reduced]) > 1

@@ -21,11 +21,11 @@ from tiny.schedule.graph import (
     TensorGraph,
     resolved_arg,
 )
-from tiny.schedule.nests import Clauses, Index, Kernel, Loops, Request, connected
-from tiny.schedule.ranges import Plan
+from tiny.schedule.nests import Clauses, Index, Kernel, Loops, Request, Stage, connected
+from tiny.schedule.ranges import Plan, plan_kernels
 from tiny.schedule.splits import settle_loops
 from tiny.schedule.sums import closed_sum
-from tiny.uop.ops import KernelInfo, Ops, ParamArg, ReduceArg, UOp
+from tiny.uop.ops import AxisType, KernelInfo, Ops, ParamArg, ReduceArg, StageArg, UOp
 
 # Memory as a kernel names it: a cell, and which version of it (0: as stored or handed in).
 Memory = tuple[int, int]
@@ -104,8 +104,18 @@ def _flattened(g: TensorGraph, effects: Sequence[int]) -> list[int]:
 
 
 def build_kernels(g: TensorGraph, plan: Plan, versions: Versions) -> list[Draft]:
-    """All kernels of a plan, in the order of the cells they store."""
-    return _Builder(g, plan, versions).run()
+    """All kernels of a plan, in the order of the cells they store.
+
+    Values may depend on fewer loops than was to be seen from the requests for them. Where no order
+    of loops makes each of them once, one is stored after all, and the plan made again.
+    """
+    while True:
+        builder = _Builder(g, plan, versions)
+        drafts = builder.run()
+        if not builder.broken:
+            return drafts
+        g.stored.update(builder.broken)
+        plan, _, _ = plan_kernels(g, plan.targets)
 
 
 class _Builder:
@@ -116,6 +126,7 @@ class _Builder:
         self.loops = Loops()
         self.drafts: dict[Kernel, Draft] = {}
         self.slots: dict[Kernel, dict[Memory, int]] = {}
+        self.broken: dict[int, str] = {}  # cells that can not be made once in their kernel, and why
 
     def run(self) -> list[Draft]:
         """Build the values of all requests, sources first."""
@@ -125,13 +136,18 @@ class _Builder:
             kernel = plan.kernels.get(i)
             requests = plan.requests[i]
             loaded = kernel is not None and not g.fill[i]
+            stage = plan.stages.get(i)
+            if stage is not None:
+                self.compute(i, stage.fill)
             for r in requests.values():
-                if loaded or g.kind[i] in (MEMORY, VERSION, TRANSFER):
+                if stage is not None:
+                    self.read_stage(i, r, stage)
+                elif loaded or g.kind[i] in (MEMORY, VERSION, TRANSFER):
                     self.load(i, r)
                 else:
                     self.compute(i, r)
             for r in plan.merged.get(i, ()):
-                r.value, r.gate = r.src[0].value, r.src[0].gate
+                r.value, r.gate, r.free = r.src[0].value, r.src[0].gate, r.src[0].free
             if kernel is not None:
                 done += self.finish(i, kernel)
         return done
@@ -142,7 +158,8 @@ class _Builder:
         if found is None:
             i = kernel.root
             memory = self.versions.made_by.get(i, (i, 0))
-            found = Draft(i, self.g.nodes[i], [memory], kernel.device, kernel.reason)
+            reason = "; ".join([kernel.reason, *[f"LOCAL: {note}" for note in kernel.notes]])
+            found = Draft(i, self.g.nodes[i], [memory], kernel.device, reason)
             self.drafts[kernel] = found
             slots = self.slots[kernel] = {memory: 0}
             if self.g.kind[i] == EFFECT:  # an update in place reads what it overwrites
@@ -176,12 +193,35 @@ class _Builder:
             draft.params.append(memory)
         r.gate = self.needed_clauses(index, shape, r.clauses)
         param = UOp(Ops.PARAM, node.dtype, (), ParamArg(slot, shape))
-        gate = (conjunction(r.gate),) if r.gate else ()
-        r.value = UOp(Ops.INDEX, node.dtype, (param, *index, *gate))
+        r.value = UOp(Ops.INDEX, node.dtype, (param, *index, *condition_of(r.gate)))
+        r.free = self.loops.of_all(index) | self.loops.of_all(r.gate)
         if cast is not None:
             r.value = UOp(Ops.BITCAST, cast, (r.value,))
             r.gate = ()
         draft.accesses.append(Access(memory, index, after))
+
+    def read_stage(self, i: int, r: Request, stage: Stage) -> None:
+        """The value of a request for something that is kept in memory of the thread."""
+        node = self.g.nodes[i]
+        shape = tuple([self.g.shape[i][d] for d in stage.dims])
+        index = tuple([r.index[d] for d in stage.dims])
+        gate = self.needed_clauses(index, shape, r.clauses)
+        # settled, or simplifying one condition that reads it would make another STAGE of it
+        value = simplify(stage.fill.built())
+        scope = self.loops.of(value) & r.kernel.output_loops
+        if not scope:
+            # the same in every step of its scope, against all appearances: nothing to keep
+            r.free = self.loops.of_all(index) | self.loops.of_all(gate)
+            r.value = computed_again(
+                r.kernel, value, dict(zip(stage.own, index, strict=True)), gate
+            )
+            return
+        kept = UOp(Ops.STAGE, node.dtype, (value, *stage.own), StageArg(False, shape))
+        if not r.kernel.make_ahead(scope):
+            self.broken[i] = "row over other loops than one in the same kernel"
+        r.gate = gate
+        r.free = scope | self.loops.of_all(index) | self.loops.of_all(gate)
+        r.value = UOp(Ops.INDEX, node.dtype, (kept, *index, *condition_of(gate)))
 
     def needed_clauses(self, index: Index, shape: tuple[int, ...], clauses: Clauses) -> Clauses:
         """The clauses without which an index may be out of bounds."""
@@ -197,15 +237,22 @@ class _Builder:
         if kind == COMPUTE:
             src = tuple([s.built() for s in r.src])
             r.value = UOp(node.op, node.dtype, src, node.arg)
+            for s in r.src:
+                r.free |= s.free
         elif kind == REDUCE:
             r.value = self.reduce(node, r)
+            if r.src:
+                r.free = r.src[0].free & ~self.loops.of_all(r.extra or ())
+            if r.value.op is Ops.REDUCE and not r.kernel.make_ahead(r.free):
+                self.broken[i] = "reduction over other loops than one in the same kernel"
         elif not r.src:  # all padding
             r.value = UOp.const(0, node.dtype) if kind == VIEW else node
         else:
             source = r.src[0]
-            r.value, r.gate = source.value, source.gate
+            r.value, r.gate, r.free = source.value, source.gate, source.free
             if r.extra and not set(r.extra) <= set(r.gate):
                 r.gate, r.value = (), gated(conjunction(r.extra), source.built())
+                r.free |= self.loops.of_all(r.extra)
 
     def reduce(self, node: UOp, r: Request) -> UOp:
         """The expression of a REDUCE; by counting, or a constant, where that does it."""
@@ -314,12 +361,31 @@ def _settled(sink: UOp, scopes: Sequence[int]) -> UOp:
 
     r or E for with and without a reduction, and the sizes of the loops.
     """
-    sink = settle_loops(sink, scopes)
+    sink = _with_one_stage_each(settle_loops(sink, scopes))
     nodes = sink.postorder()
     loops = sorted((n for n in nodes if n.op is Ops.RANGE), key=lambda n: n.arg.axis)
     kind = "r" if any(n.op is Ops.REDUCE for n in nodes) else "E"
     name = "_".join([kind, *[str(loop.src[0].vmax) for loop in loops]])
     return UOp(Ops.SINK, dtypes.void, sink.src, KernelInfo(name))
+
+
+def _with_one_stage_each(sink: UOp) -> UOp:
+    """The kernel with STAGEs over the same loops made one: they differ only in how far simplified.
+
+    A value is simplified where a condition reads it, and not where another value does.
+    """
+    nodes = sink.postorder()
+    stages = [n for n in nodes if n.op is Ops.STAGE]
+    if len({n.src[1:] for n in stages}) == len(stages):
+        return sink
+    new: dict[UOp, UOp] = {}
+    by_loops: dict[tuple[UOp, ...], UOp] = {}
+    for n in nodes:
+        src = tuple([new[s] for s in n.src])
+        new[n] = n if src == n.src else UOp(n.op, n.dtype, src, n.arg)
+        if n.op is Ops.STAGE:
+            new[n] = by_loops.setdefault(n.src[1:], new[n])
+    return new[sink]
 
 
 def _replaced(root: UOp, old: UOp, by: UOp) -> UOp:
@@ -369,6 +435,36 @@ def conjunction(clauses: Clauses) -> UOp:
     for c in clauses[1:]:
         gate = gate & c
     return simplify(gate)
+
+
+def condition_of(clauses: Clauses) -> tuple[UOp, ...]:
+    """The gate of a load as its last source, if it has any."""
+    return (conjunction(clauses),) if clauses else ()
+
+
+def computed_again(kernel: Kernel, value: UOp, loops: dict[UOp, UOp], gate: Clauses) -> UOp:
+    """A value of some loops at an index instead, its reductions in loops of their own.
+
+    Off the gate it loads nothing, and is anything.
+    """
+    new = dict(loops)
+    for node in value.postorder():
+        if node in new:
+            continue
+        if node.op is Ops.RANGE:
+            if node.arg.kind is AxisType.REDUCE:
+                outer = kernel.outer[node.arg.axis]
+                (new[node],) = kernel.open_loops(node.src, AxisType.REDUCE, outer)
+            else:
+                new[node] = node
+            continue
+        src = tuple([new[s] for s in node.src])
+        if node.op is Ops.INDEX and gate and src != node.src:
+            rank = len(node.src[0].shape)
+            clauses = (*gate, *[c for g in src[1 + rank :] for c in g.split_uop(Ops.AND)])
+            src = (*src[: 1 + rank], conjunction(clauses))
+        new[node] = node if src == node.src else UOp(node.op, node.dtype, src, node.arg)
+    return new[value]
 
 
 def identity_of(op: Ops, dtype: DType) -> UOp:

@@ -15,6 +15,7 @@ from tiny.dtype import dtypes
 from tiny.uop.ops import AxisType, Ops, ParamArg, RangeArg, UOp
 
 _ZERO = UOp.const(0, dtypes.index)
+_BINDERS = (Ops.REDUCE, Ops.STAGE)  # they run loops of their own
 
 
 class _Access:
@@ -64,7 +65,7 @@ def merge_loops(sink: UOp) -> UOp:
     fixed = _used_otherwise(nodes)
     reductions: dict[UOp, list[UOp]] = {}
     for n in nodes:
-        for loop in n.src[1:] if n.op is Ops.REDUCE else ():
+        for loop in n.src[1:] if n.op in _BINDERS else ():
             reductions.setdefault(loop, []).append(n)
     dropped: dict[UOp, UOp | None] = {}  # loops that are gone: None, or the one instead
     kept: list[UOp] = []
@@ -93,13 +94,15 @@ def _used_otherwise(nodes: Sequence[UOp]) -> set[UOp]:
     """Loops of symbolic size, and those whose number is used for more than an address."""
     fixed: set[UOp] = set()
     for n in nodes:
-        if n.op is Ops.RANGE:
+        if n.op is Ops.STAGE:
+            fixed.update(n.src[1:])  # what is read of it has dimensions of its own
+        elif n.op is Ops.RANGE:
             if n.src[0].op is not Ops.CONST:
                 fixed.add(n)
         elif n.op is Ops.INDEX:
             for gate in n.src[1 + len(n.src[0].shape) :]:
                 fixed.update(u for u in gate.postorder() if u.op is Ops.RANGE)
-        elif n.dtype is not dtypes.index and n.op is not Ops.REDUCE:
+        elif n.dtype is not dtypes.index and n.op not in _BINDERS:
             for s in n.src:
                 if s.dtype is dtypes.index:
                     fixed.update(u for u in s.postorder() if u.op is Ops.RANGE)
@@ -124,6 +127,8 @@ def _merge(a: UOp, b: UOp, accesses: list[_Access], shapes: dict[UOp, list[int]]
             return None
         if p < q:
             stride *= shape[q]
+            if x.node.src[0].op is Ops.STAGE:
+                return None  # its own loops stay two
             if joins.setdefault(x.node.src[0], (p, q)) != (p, q):
                 return None
         if stride != x.forms[q][0][b] * size:
@@ -176,14 +181,16 @@ def _rebuilt(
     for n in nodes:
         if n.op is Ops.INDEX:
             x, buffer = accesses[n], n.src[0]
-            arg = ParamArg(buffer.arg.slot, tuple(shapes[buffer]))
-            param = UOp(Ops.PARAM, buffer.dtype, (), arg)
-            new[n] = UOp(Ops.INDEX, n.dtype, (param, *x.dims, *x.gate))
+            memory = new[buffer]
+            if buffer.op is Ops.PARAM:
+                arg = ParamArg(buffer.arg.slot, tuple(shapes[buffer]))
+                memory = UOp(Ops.PARAM, buffer.dtype, (), arg)
+            new[n] = UOp(Ops.INDEX, n.dtype, (memory, *x.dims, *x.gate))
             continue
         src: list[UOp] = []
         for k, s in enumerate(n.src):
             loop: UOp | None = s
-            if n.op is Ops.REDUCE and k:
+            if n.op in _BINDERS and k:
                 while loop is not None and loop in dropped:
                     loop = dropped[loop]
                 if loop is not None:

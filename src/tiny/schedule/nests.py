@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from tiny._core.symbolic import simplify
 from tiny.dtype import dtypes
@@ -16,16 +16,31 @@ ZERO = UOp.const(0, dtypes.index)
 NO_CLAUSES: Clauses = ()
 
 
+def axes_of(mask: int) -> list[int]:
+    """The numbers of the bits of a mask."""
+    axes = []
+    while mask:
+        axis = mask.bit_length() - 1
+        axes.append(axis)
+        mask ^= 1 << axis
+    return axes
+
+
 class Kernel:
     """A nest of loops about to compute one store: numbered axes, output loops first."""
 
     __slots__ = (
+        "ahead",
         "buffers",
         "cells",
         "continued",
         "device",
         "index",
+        "kept_nbytes",
+        "level",
         "most_buffers",
+        "nests",
+        "notes",
         "outer",
         "output_loops",
         "pending",
@@ -34,6 +49,7 @@ class Kernel:
         "reduces",
         "root",
         "scopes",
+        "siblings",
         "sizes",
     )
 
@@ -44,9 +60,15 @@ class Kernel:
         self.most_buffers = most_buffers
         self.sizes: list[int] = []  # by axis
         self.outer: list[int] = []  # by axis: the mask of the loops outside it
+        self.siblings: list[int] = []  # by axis: the mask of the loops opened together with it
+        self.level: list[int] = []  # by axis: how many nests it is inside of
+        self.ahead: dict[int, set[int]] = {}  # by nest: in which of its loops a value is made once
         self.index = self.open_loops(_symbolic_shape(g, root), AxisType.LOOP, 0)
         self.output_loops = (1 << len(self.sizes)) - 1
+        self.nests = {self.output_loops}  # masks of the loops around the body of each nest
         self.scopes: list[int] = []  # masks of the loops at which something is computed once
+        self.kept_nbytes = 0  # in memory of the thread
+        self.notes: list[str] = []  # why something is kept
         self.reduces: dict[tuple[object, ...], Index] = {}
         self.products: dict[int, int] = {0: 1}
         self.continued: set[int] = set()  # reductions that another, of the same kind, goes on with
@@ -57,6 +79,8 @@ class Kernel:
     def open_loops(self, sizes: Iterable[int | UOp], kind: AxisType, outer: int) -> Index:
         """A new loop for each size; 0 in place of one that would run once."""
         index = []
+        first = len(self.sizes)
+        level = 1 + max([self.level[axis] for axis in axes_of(outer)], default=-1)
         for size in sizes:
             if isinstance(size, int) and size == 1:
                 index.append(ZERO)
@@ -67,7 +91,25 @@ class Kernel:
                 index.append(UOp(Ops.RANGE, dtypes.index, (end,), arg))
                 self.sizes.append(int(end.vmax))
                 self.outer.append(outer)
+                self.level.append(level)
+        mask = (1 << len(self.sizes)) - (1 << first)
+        self.siblings += [mask] * (len(self.sizes) - first)
         return tuple(index)
+
+    def make_ahead(self, free: int) -> bool:
+        """Note that a value is made once for each step of some loops; whether a loop order does it.
+
+        Of two such values in one nest, the loops of one must be among those of the other.
+        """
+        axes = axes_of(free)
+        deepest = max([self.level[axis] for axis in axes], default=0)
+        for nest in {self.siblings[axis] for axis in axes if self.level[axis] == deepest}:
+            mask, others = free & nest, self.ahead.setdefault(nest, set())
+            if mask not in others:
+                if any(mask & m not in (mask, m) for m in others):
+                    return False
+                others.add(mask)
+        return True
 
     def product(self, mask: int) -> int:
         """How often the body of these loops runs."""
@@ -81,10 +123,35 @@ class Kernel:
         return found
 
 
+class Stage:
+    """A cell kept in memory of the thread: computed once for each step of the loops of a scope.
+
+    `fill` is the request that computes it; dimension dims[k] of the cell is loop own[k].
+    """
+
+    __slots__ = ("dims", "fill", "own")
+
+    def __init__(self, fill: Request, dims: Sequence[int], own: Index) -> None:
+        self.fill = fill
+        self.dims = dims
+        self.own = own
+
+
 class Request:
     """A cell wanted in a kernel at an index, where clauses hold (elsewhere: anything)."""
 
-    __slots__ = ("clauses", "extra", "fraction", "gate", "index", "kernel", "mask", "src", "value")
+    __slots__ = (
+        "clauses",
+        "extra",
+        "fraction",
+        "free",
+        "gate",
+        "index",
+        "kernel",
+        "mask",
+        "src",
+        "value",
+    )
 
     def __init__(self, kernel: Kernel, index: Index, clauses: Clauses, fraction: float) -> None:
         self.kernel = kernel
@@ -95,6 +162,7 @@ class Request:
         self.src: list[Request] = []  # what its value is made of
         self.extra: tuple[UOp, ...] | None = None  # a PAD's clauses, a REDUCE's ranges
         self.value: UOp | None = None  # the expression, once built
+        self.free = 0  # the loops that the value depends on, but for those that it runs itself
         self.gate: Clauses = NO_CLAUSES  # of a load: off these the value is 0
 
     def built(self) -> UOp:

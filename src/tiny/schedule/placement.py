@@ -1,14 +1,19 @@
-"""Where a value is computed: in the kernels that want it, or in one of its own that stores it.
+"""Where a value is computed: the rules of fusion, all of them, and their limits.
 
-The rules of fusion, and their limits. Bytes stored and loaded again are weighed against work and
-loads repeated (SCHEDULE.md has the measurements behind each rule).
+Bytes stored and loaded again are weighed against work and loads repeated; SCHEDULE.md has the
+measurements behind each number. Whatever is decided has a reason in words, with the numbers.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from enum import IntEnum
+from typing import NamedTuple
+
 from tiny.schedule.costs import Costs
 from tiny.schedule.graph import MEMORY, REDUCE, SCALAR, TRANSFER, VERSION, VIEW, TensorGraph
-from tiny.schedule.nests import Kernel, Request, is_reused
+from tiny.schedule.nests import Kernel, Loops, Request, is_reused
+from tiny.uop.target import Target
 
 MOST_REQUESTS = 16
 MOST_CELLS = 1000  # values computed in one kernel
@@ -16,21 +21,54 @@ MOST_SCOPES = 32
 OPERATIONS_A_BYTE = 8
 LEAST_ITEMSIZE = 4  # a mask of bytes is not worth a kernel of its own because it is small
 FREE_WORK = 64  # a value that loads nothing is computed again below this work
-PROLOGUE_WORK = 16  # an operand of a contraction may do this much work for each use
+# An operand of a contraction may do this much work for each use; more where it is elementwise, as
+# that is done once an element when the operand is packed.
+PROLOGUE_WORK, PACKED_WORK = 16, 64
 BROADCAST_WORK, BROADCAST_COUNT = 16, 8  # more work, repeated more often, in an inner loop
 LOOSE_RATIO = 2.5  # points evaluated for each element needed; gated points count in part
 REDUCE_RATIO = 1.25
 NESTED_REDUCE = 16  # a reduction this long may run in the loop of another, or more than once
 ROW_NBYTES = 256 << 10  # a row this long stays in the cache between the loops over it
 FEWEST_ROWS = 4
+SERIAL_POINTS = 1 << 16  # a kernel of fewer points needs no second thread
+LOCAL_WORK = 8  # operations saved for each element by keeping it, rather than repeating them
+# Whether values are kept at all: code generation must know STAGE.
+LOCAL_STAGES = False
+# Rows of a matmul or convolution are tiled only where nothing is kept for each row around or
+# below it. Until code generation can do both, such values are stored.
+LOCAL_CONTRACTIONS = False
+
+
+class Where(IntEnum):
+    """What becomes of a value."""
+
+    HERE = 0  # computed at each request
+    LOCAL = 1  # kept in memory of the thread, for each step of the loops of a scope
+    GLOBAL = 2  # stored by a kernel of its own
+
+
+class Verdict(NamedTuple):
+    """Where a value is computed, and why; of a LOCAL its scope, and which dimensions it keeps."""
+
+    where: Where
+    reason: str = ""
+    scope: int = 0
+    dims: tuple[int, ...] = ()
+
+
+HERE = Verdict(Where.HERE)
 
 
 class Placement:
     """The decisions of one walk over a graph."""
 
-    def __init__(self, g: TensorGraph, costs: Costs) -> None:
+    def __init__(
+        self, g: TensorGraph, costs: Costs, loops: Loops, targets: dict[str, Target]
+    ) -> None:
         self.g = g
         self.costs = costs
+        self.loops = loops
+        self.targets = targets
         self.origin, self.is_load = self._origins()
 
     def _origins(self) -> tuple[list[int], list[bool]]:
@@ -46,16 +84,20 @@ class Placement:
                 origin[i], is_load[i] = origin[s], is_load[s]
         return origin, is_load
 
-    def why_stored(self, i: int, requests: list[Request]) -> str:
-        """Why a cell is stored rather than computed where it is wanted; "" if it is not."""
+    def decide(self, i: int, requests: Sequence[Request]) -> Verdict:
+        """Where cell i, wanted by these requests, is computed.
+
+        Of a REDUCE or LOCAL that is to be computed ahead of inner loops the scope is noted in the
+        kernel: those of one kernel must lie in each other, or no order of loops does it.
+        """
         g, costs = self.g, self.costs
         for r in requests:
-            reason = self.over_a_limit(i, r.kernel)
-            if reason:
-                return reason
+            limit = self.over_a_limit(i, r.kernel)
+            if limit:
+                return Verdict(Where.GLOBAL, limit)
         work, nbytes = costs.work[i], costs.nbytes[i]
         if nbytes == 0 and work <= FREE_WORK:
-            return ""
+            return HERE
         wanted = len(requests)
         points = 0.0
         reused = False
@@ -63,30 +105,53 @@ class Placement:
             points += r.kernel.product(r.mask) * r.fraction
             reused = reused or is_reused(r)
         ratio = points / g.numel[i]
-        if wanted == 1 and not reused:
-            r = requests[0]
-            if g.kind[i] == REDUCE:
-                if ratio <= REDUCE_RATIO:
-                    return self.why_reduce_apart(i, r)
-            elif ratio <= LOOSE_RATIO:
-                return self.why_broadcast_apart(i, r)
-        bound = max(g.nodes[i].dtype.itemsize, LEAST_ITEMSIZE) * (1 + wanted)
+        itemsize = max(g.nodes[i].dtype.itemsize, LEAST_ITEMSIZE)
         again = (wanted - 1) * nbytes
-        if wanted <= MOST_REQUESTS and costs.foot[i] <= NESTED_REDUCE:
+        bound = itemsize * (1 + wanted)
+        cheap = False
+        reason = ""
+        if wanted == 1 and not reused and g.kind[i] == REDUCE and ratio <= REDUCE_RATIO:
+            reason = self.why_reduce_apart(i, requests[0])
+            cheap = not reason
+        elif wanted == 1 and not reused and g.kind[i] != REDUCE and ratio <= LOOSE_RATIO:
+            reason = self.why_broadcast_apart(i, requests[0])
+            cheap = not reason
+        elif wanted <= MOST_REQUESTS and costs.foot[i] <= NESTED_REDUCE:
             if reused:
-                if work <= PROLOGUE_WORK and again <= bound:
-                    return ""
-            elif again + (max(ratio, wanted) - 1) * work / OPERATIONS_A_BYTE <= bound:
-                return ""
-        kernels = len({r.kernel for r in requests})
+                most = PACKED_WORK if costs.foot[i] == 1 else PROLOGUE_WORK
+                cheap = work <= most and again <= bound
+            else:
+                cheap = again + (max(ratio, wanted) - 1) * work / OPERATIONS_A_BYTE <= bound
+        if cheap and (ratio - 1) * work <= LOCAL_WORK:
+            return HERE
+        kept = Verdict(Where.GLOBAL)
+        if LOCAL_STAGES:
+            kept = self.keep(i, requests, points, reused, cheap)
+            if kept.where is Where.LOCAL:
+                return kept
+        if cheap:
+            return HERE
+        if not reason:
+            reason = self.why_stored(i, requests, points, reused)
+        return Verdict(Where.GLOBAL, f"{reason} ({kept.reason})" if kept.reason else reason)
+
+    def why_stored(self, i: int, requests: Sequence[Request], points: float, reused: bool) -> str:
+        """The reason for storing a value that several want, or a loop wants again: the numbers."""
+        g, costs = self.g, self.costs
+        n, wanted = g.numel[i], len(requests)
+        operations = max(points - n, (wanted - 1) * n) * costs.work[i]
+        loaded = (wanted - 1) * costs.nbytes[i] * n
+        stored = g.nodes[i].dtype.itemsize * n
+        numbers = f"computing again {amount(operations, 'op')}"
+        if loaded:
+            numbers += f" and loading {amount(loaded, 'B')}"
+        numbers += f" against {amount(stored, 'B')} stored"
+        what = "reduction" if g.kind[i] == REDUCE else "value"
         if reused:
-            return f"operand used again in a loop, {work:.0f} operations to compute it"
-        if g.kind[i] == REDUCE:
-            return f"reduction wanted by {kernels} kernels at {wanted} indices"
-        return (
-            f"wanted by {kernels} kernels at {wanted} indices, {ratio:.1f} times an element: "
-            f"again {again:.0f} bytes and {work:.0f} operations against {bound} bytes stored"
-        )
+            return f"{what} wanted again in each step of an outer loop, {numbers}"
+        kernels = len({r.kernel for r in requests})
+        by = f"{kernels} kernels" if kernels > 1 else "one kernel"
+        return f"{what} wanted by {by} at {wanted} indices, {numbers}"
 
     def over_a_limit(self, i: int, kernel: Kernel) -> str:
         """Why this cell's sources can not be part of a kernel."""
@@ -101,31 +166,24 @@ class Placement:
             return f"its kernel reads {kernel.most_buffers} buffers"
         return ""
 
+    # ------------------------------------------------------------ wanted once
+
     def why_reduce_apart(self, i: int, r: Request) -> str:
         """Why a reduction wanted once is not computed inside the kernel that wants it."""
         kernel, mask = r.kernel, r.mask
+        if mask in kernel.nests:
+            return ""
         inner = mask & ~kernel.output_loops
         foot = self.costs.foot[i]
         if inner:
             if foot <= NESTED_REDUCE or i in kernel.continued:
                 return ""
-            return f"reduction of {foot} inside the loop of another"
-        if mask == kernel.output_loops:
-            return ""
+            return f"reduction over {foot} elements inside the loop of another"
         row = kernel.product(kernel.output_loops & ~mask) * self.g.nodes[kernel.root].dtype.itemsize
-        rows = kernel.product(mask)
-        if row > ROW_NBYTES or 4 * foot > ROW_NBYTES:
-            return f"reduction whose row of {max(row, 4 * foot)} bytes leaves the cache"
-        if rows < FEWEST_ROWS:
-            return f"reduction of only {rows} rows, expanded"
-        for s in kernel.scopes:
-            if mask & s not in (mask, s):
-                return "reduction over other loops than one in the same kernel"
-        if mask not in kernel.scopes:
-            if len(kernel.scopes) == MOST_SCOPES:
-                return f"its kernel has {MOST_SCOPES} nested scopes"
-            kernel.scopes.append(mask)
-        return ""
+        row = max(row, 4 * foot)
+        if row > ROW_NBYTES:
+            return f"reduction over a row of {amount(row, 'B')}, which leaves the cache"
+        return self.open_scope(kernel, mask, "reduction", foot)
 
     def why_broadcast_apart(self, i: int, r: Request) -> str:
         """Why an elementwise value wanted once is not computed inside the kernel."""
@@ -142,3 +200,79 @@ class Placement:
             if times >= BROADCAST_COUNT:
                 return f"{self.costs.work[i]:.0f} operations repeated {times} times by a broadcast"
         return ""
+
+    def open_scope(self, kernel: Kernel, mask: int, what: str, elements: int) -> str:
+        """Note that something is computed ahead, in the loops of a mask; or say why it is not."""
+        if mask == kernel.output_loops or mask in kernel.scopes:
+            return ""
+        rows = kernel.product(mask)
+        threads = self.targets[kernel.device].threads
+        if rows < FEWEST_ROWS or (rows < threads and rows * elements > SERIAL_POINTS):
+            return f"{what} of only {rows} rows"
+        for s in kernel.scopes:
+            if mask & s not in (mask, s):
+                return f"{what} over other loops than one in the same kernel"
+        if len(kernel.scopes) == MOST_SCOPES:
+            return f"its kernel has {MOST_SCOPES} nested scopes"
+        kernel.scopes.append(mask)
+        return ""
+
+    # ------------------------------------------------------------ kept for a row
+
+    def keep(
+        self, i: int, requests: Sequence[Request], points: float, reused: bool, cheap: bool
+    ) -> Verdict:
+        """LOCAL if a value can be kept in memory of the thread; else GLOBAL, and why it can not.
+
+        The dimensions at which all requests agree, by loops of the output, make the scope; the
+        others are the box that is kept in each step of it.
+        """
+        g, kernel = self.g, requests[0].kernel
+        if any(r.kernel is not kernel for r in requests):
+            return Verdict(Where.GLOBAL)
+        if not LOCAL_CONTRACTIONS and (reused or self.costs.contracts[i]):
+            return Verdict(Where.GLOBAL, "no row is kept around or below a contraction")
+        scope, dims, elements = 0, [], 1
+        for d, e in enumerate(requests[0].index):
+            mask = self.loops.of(e)
+            if mask & ~kernel.output_loops or any(r.index[d] is not e for r in requests):
+                if g.shape[i][d] > 1:
+                    dims.append(d)
+                    elements *= g.shape[i][d]
+            elif e.vmin < 0 or e.vmax >= g.shape[i][d]:
+                return Verdict(Where.GLOBAL, "wanted out of bounds")
+            elif self.costs.varies(i, d):
+                scope |= mask
+        if not scope or not dims:
+            return Verdict(Where.GLOBAL)
+        if any(size > 1 for size in g.shape[i][dims[-1] + 1 :]):
+            # the loops of a scope are not vectorised, so its box would be filled against the grain
+            return Verdict(Where.GLOBAL, "no columns are kept")
+        filled = kernel.product(scope) * elements
+        if cheap and (points / filled - 1) * self.costs.work[i] <= LOCAL_WORK:
+            return Verdict(Where.GLOBAL)
+        limit = self.targets[kernel.device].l2_bytes // 2
+        box = elements * g.nodes[i].dtype.itemsize
+        if box > ROW_NBYTES or kernel.kept_nbytes + box > limit:
+            return Verdict(Where.GLOBAL, f"a row of {amount(box, 'B')} leaves the cache")
+        if 4 * elements * self.costs.foot[i] > limit:
+            streamed = amount(4 * elements * self.costs.foot[i], "B")
+            return Verdict(Where.GLOBAL, f"{streamed} read for a row leave the cache")
+        reason = self.open_scope(kernel, scope, "row", elements)
+        if reason:
+            return Verdict(Where.GLOBAL, reason)
+        kernel.kept_nbytes += box
+        reason = (
+            f"a row of {amount(box, 'B')} kept: {self.costs.work[i]:.0f} operations an element "
+            f"once, not {points / filled:.2g} times"
+        )
+        return Verdict(Where.LOCAL, reason, scope, tuple(dims))
+
+
+def amount(n: float, unit: str) -> str:
+    """A number with its unit as a person reads it."""
+    for prefix in ("", "k", "M", "G"):
+        if n < 1000:
+            return f"{n:.3g} {prefix}{unit}"
+        n /= 1000
+    return f"{n:.3g} T{unit}"

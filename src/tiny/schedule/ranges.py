@@ -30,9 +30,10 @@ from tiny.schedule.nests import (
     Kernel,
     Loops,
     Request,
+    Stage,
     split_clauses,
 )
-from tiny.schedule.placement import OPERATIONS_A_BYTE, Placement
+from tiny.schedule.placement import OPERATIONS_A_BYTE, Placement, Verdict, Where
 from tiny.uop.ops import AxisType, Ops
 from tiny.uop.target import Target
 
@@ -42,10 +43,12 @@ MOST_ROUNDS = 4
 class Plan:
     """The outcome of one walk: what is stored, and every request made on the way."""
 
-    def __init__(self, n: int) -> None:
+    def __init__(self, n: int, targets: dict[str, Target]) -> None:
+        self.targets = targets
         self.kernels: dict[int, Kernel] = {}  # by the cell they store
         self.roots: dict[int, Request] = {}  # by that cell: its value in that kernel
         self.requests: list[dict[tuple[Kernel, Index, Clauses], Request]] = [{} for _ in range(n)]
+        self.stages: dict[int, Stage] = {}  # by the cell they keep
         # dropped by a cell for a request of the same index without clauses
         self.merged: dict[int, list[Request]] = {}
         self.cost = 0.0  # bytes stored and loaded, and work
@@ -83,9 +86,9 @@ class _Walk:
         self.g = g
         self.targets = targets
         self.costs: Costs = estimate_costs(g, stored_before)
-        self.placement = Placement(g, self.costs)
-        self.plan = Plan(len(g))
+        self.plan = Plan(len(g), targets)
         self.loops = Loops()
+        self.placement = Placement(g, self.costs, self.loops, targets)
         self.origin, self.is_load = self.placement.origin, self.placement.is_load
         self.scalars: dict[int, Request] = {}
 
@@ -114,14 +117,17 @@ class _Walk:
             self.merge_gated(i, requests)
         for r in requests.values():
             r.mask = self.loops.of_all(r.index) | self.loops.of_all(r.clauses)
-        reason = self.placement.why_stored(i, list(requests.values()))
+        verdict = self.placement.decide(i, list(requests.values()))
+        stored = verdict.where is Where.GLOBAL
         for r in requests.values():
             r.kernel.pending.discard(i)
-            if reason:
+            if stored:
                 r.kernel.buffers.add(i)
-        if reason:
-            self.open_kernel(i, reason)
+        if stored:
+            self.open_kernel(i, verdict.reason)
             self.count_loads(i, requests.values())
+        elif verdict.where is Where.LOCAL:
+            self.open_stage(i, next(iter(requests.values())), verdict)
         else:
             for r in requests.values():
                 self.count_work(i, r)
@@ -152,6 +158,21 @@ class _Walk:
         self.plan.cost += g.numel[i] * g.nodes[i].dtype.itemsize
         self.count_work(i, root)
         self.expand(i, root)
+
+    def open_stage(self, i: int, r: Request, verdict: Verdict) -> None:
+        """Keep cell i, which only r's kernel wants, in memory of the thread."""
+        kernel, shape = r.kernel, self.g.nodes[i].shape
+        kernel.notes.append(verdict.reason)
+        index = list(r.index)
+        own = kernel.open_loops([shape[d] for d in verdict.dims], AxisType.LOOP, verdict.scope)
+        for d, loop in zip(verdict.dims, own, strict=True):
+            index[d] = loop
+        fill = Request(kernel, tuple(index), NO_CLAUSES, 1.0)
+        fill.mask = verdict.scope | self.loops.of_all(own)
+        kernel.nests.add(fill.mask)
+        self.plan.stages[i] = Stage(fill, verdict.dims, own)
+        self.count_work(i, fill)
+        self.expand(i, fill)
 
     def ask(
         self, i: int, kernel: Kernel, index: Index, clauses: Clauses, fraction: float

@@ -71,7 +71,7 @@ def _with_loops(
             continue
         src: list[UOp] = []
         for k, s in enumerate(node.src):
-            if node.op is Ops.REDUCE and k > 0:
+            if node.op in (Ops.REDUCE, Ops.STAGE) and k > 0:
                 src += pieces[s][0]
             elif new[s] is not s and node.dtype not in (dtypes.index, dtypes.bool):
                 src.append(simplify(new[s]) if s.dtype in (dtypes.index, dtypes.bool) else new[s])
@@ -95,11 +95,12 @@ def _find_cuts(nodes: list[UOp]) -> dict[UOp, list[int]]:
                 exprs = (_flat(exprs, shape),)
             for division in _divisions((*exprs, *node.src[1 + len(shape) :])):
                 _cuts_of(division, found)
+    kept = {loop for node in nodes if node.op is Ops.STAGE for loop in node.src[1:]}
     cuts = {}
     for loop, points in found.items():
         chain = sorted(points)
         size = loop.src[0]
-        if size.op is not Ops.CONST or 0 in points:
+        if size.op is not Ops.CONST or 0 in points or loop in kept:
             continue
         if all(b % a == 0 for a, b in zip(chain, [*chain[1:], size.arg], strict=True)):
             cuts[loop] = [c for c in chain if 1 < c < size.arg]
