@@ -467,11 +467,19 @@ class _Tiling:
         return size
 
     def rank(self, terms: list[tuple[UOp, int]]) -> tuple[int, int]:
-        """Where a dimension that these leaves read is put: by the innermost of its loops."""
+        """Where a dimension that these leaves read is put: by the innermost of its loops.
+
+        An axis that is unrolled whole is inside of all loops.
+        """
         order = list(self.loops)
-        entries = [self.parts[t].entry for t, _ in terms]
-        inner = max((order.index(e) for e in entries if e is not None), default=-1)
-        return (2 if any(t.arg.kind is AxisType.VEC for t, _ in terms) else 0, inner)
+        places: dict[int, list[int]] = {}  # by axis
+        for t, _ in terms:
+            part = self.parts[t]
+            mine = places.setdefault(part.axis, [])
+            mine += [order.index(part.entry)] if part.entry is not None else []
+        inner = [max(mine, default=len(order)) for mine in places.values()]
+        has_lanes = any(t.arg.kind is AxisType.VEC for t, _ in terms)
+        return (2 if has_lanes else 0, max(inner, default=-1))
 
     def split_dim(self, leaf: UOp, d: int, stride: int) -> _Dim:
         """A dimension for one part of an output axis."""
