@@ -6,12 +6,15 @@ The door of the package: it binds the devices to `Tensor` and hands out what use
 from tiny.device import Device
 from tiny.dtype import dtypes
 from tiny.engine import DeviceRuntime
+from tiny.engine.jit import TinyJit
 from tiny.helpers import Context, GlobalCounters, fetch, getenv
 from tiny.tensor import Tensor
-from tiny.uop.ops import Variable
+from tiny.uop.ops import UOp
 from tiny.uop.runtime import bind_runtime
 
 bind_runtime(DeviceRuntime())
+
+Variable = UOp.variable
 
 # layers are made of tensors, so they come once these can run
 from tiny import nn  # noqa: E402
@@ -21,6 +24,7 @@ __all__ = [
     "Device",
     "GlobalCounters",
     "Tensor",
+    "TinyJit",
     "Variable",
     "dtypes",
     "fetch",

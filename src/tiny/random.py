@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from tiny.dtype import dtypes
 from tiny.uop.ops import Ops, UOp, VarArg
+from tiny.uop.runtime import recorder
 
 _WORD = 0xFFFFFFFF
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
@@ -58,6 +59,8 @@ def manual_seed(seed: int = 0) -> None:
     global _seed
     if not isinstance(seed, int):
         raise TypeError(f"manual_seed: the seed is an int, got {seed!r}")
+    if (watching := recorder()) is not None:
+        watching.refuse("manual_seed was called: a replay goes on drawing; call it outside")
     _seed = seed
     _generators.clear()
 
@@ -86,9 +89,10 @@ def draw_key(device: str, words: int) -> UOp:
         heapq.heappush(_free_names, _names_made)
         _names_made += 1
     number = heapq.heappop(_free_names)
-    variable = UOp(
-        Ops.DEFINE_VAR, dtypes.uint64, (), VarArg(f"random_key_{number}", 0, dtypes.uint64.max)
-    )
+    name = f"random_key_{number}"
+    variable = UOp(Ops.DEFINE_VAR, dtypes.uint64, (), VarArg(name, 0, dtypes.uint64.max))
+    if (watching := recorder()) is not None:
+        watching.drew(device, words, name, key)
     bound = UOp(Ops.BIND, dtypes.uint64, (variable, UOp.const(key, dtypes.uint64)))
     weakref.finalize(bound, heapq.heappush, _free_names, number).atexit = False
     return bound

@@ -21,7 +21,7 @@ from __future__ import annotations
 import itertools
 import math
 import weakref
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import ContextDecorator
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -40,7 +40,7 @@ from tiny.gradient import compute_gradient
 from tiny.helpers import TRAINING, Context, argfix, ceildiv, prod
 from tiny.mixin import CastsMixin
 from tiny.uop.ops import GroupOp, Ops, UOp
-from tiny.uop.runtime import runtime
+from tiny.uop.runtime import recorder, recorders, runtime
 
 if TYPE_CHECKING:
     import numpy as np
@@ -55,15 +55,30 @@ _ZERO = UOp.const(0, dtypes.int32)
 class _Storage:
     """One value: `node` is what it is now, `device` where it is or will be.
 
-    `owner`: the BUFFER below belongs to it alone.
+    `owner`: the BUFFER below belongs to it alone. `maker`: the mark of the capture in which it
+    was made. `holders` are told when a tensor moves to another storage.
     """
 
-    __slots__ = ("__weakref__", "device", "node", "owner")
+    __slots__ = ("__weakref__", "device", "holders", "maker", "node", "owner")
 
     def __init__(self, node: UOp, device: str | None, owner: bool = False) -> None:
         self.node = node
         self.device = device
         self.owner = owner
+        self.holders: weakref.WeakSet[Holders] | None = None
+        watching = recorder() if recorders else None
+        self.maker = None if watching is None else watching.token
+        if node.op is not Ops.BUFFER:
+            _changes.pending += 1
+
+
+class _Changes:
+    """`pending` grows whenever some storage comes to hold a value that is not in memory."""
+
+    pending = 0
+
+
+_changes = _Changes()
 
 
 # who owns a BUFFER, and who reads it without owning it
@@ -213,7 +228,8 @@ class Tensor(CastsMixin):
 
     @uop.setter
     def uop(self, new: UOp) -> None:
-        self._storage, self._root, self._uop = _opened(new)
+        storage, root, self._uop = _opened(new)
+        self._move_to(storage, root)
 
     @property
     def dtype(self) -> DType:
@@ -642,8 +658,14 @@ class Tensor(CastsMixin):
                 f"{x.dtype} must be equal"
             )
         self._uop = x.uop  # first: it may move x to the version of now
-        self._storage, self._root = x._storage, x._root
+        self._move_to(x._storage, x._root)
         return self
+
+    def _move_to(self, storage: _Storage, root: UOp) -> None:
+        before, self._storage, self._root = self._storage, storage, root
+        if before.holders is not None and before is not storage:
+            for holders in list(before.holders):
+                holders.is_lost = True
 
     # ------------------------------------------------------------ writing
 
@@ -656,9 +678,12 @@ class Tensor(CastsMixin):
         storage = self._storage
         if value.uop is self.uop and value._storage is storage:
             return self
-        if self.uop is storage.node and _memory(storage.node) is None:
+        watching = recorder()
+        outside = watching is not None and storage.maker is not watching.token
+        if self.uop is storage.node and _memory(storage.node) is None and not outside:
             # a value without memory: another value in its place
             storage.node, storage.device = _copied(value.uop), value.device or self.device
+            _changes.pending += 1
             return self
         self._write(value.uop)
         return self
@@ -693,13 +718,14 @@ class Tensor(CastsMixin):
         storage, old = self._storage, self._storage.node
         buffer = _memory(old)
         if buffer is None or not storage.owner:
-            place = runtime().canonicalize_device(self.device)
-            buffer = runtime().empty(old.shape, old.dtype, place)
-            storage.owner = False
-            _take_memory(storage, buffer)
-            storage.device = place
-            old = UOp(Ops.AFTER, old.dtype, (buffer, UOp(Ops.STORE, dtypes.void, (buffer, old))))
-            storage.node = old
+            old = _give_memory(storage)
+            buffer = _memory(old)
+            assert buffer is not None
+            watching = recorder()
+            if watching is not None and storage.maker is not watching.token:
+                with watching.paused():  # a replay finds it in memory, as its next version
+                    _realize_storages([storage])
+                old = storage.node
         # Others that read this memory hold the version of now, not what follows. They get a copy
         # of it, which is taken before the write below is carried out.
         for reader in list(_readers.pop(buffer, ())):
@@ -709,6 +735,7 @@ class Tensor(CastsMixin):
         storage.node = UOp(
             Ops.AFTER, old.dtype, (old, UOp(Ops.STORE, dtypes.void, (target, value)))
         )
+        _changes.pending += 1
 
     def _writable(self, old: UOp, value: UOp) -> tuple[UOp, UOp]:
         """The view to write through, as movement only, and the value as the memory's dtype."""
@@ -1126,11 +1153,15 @@ def _realize(tensors: Sequence[Tensor]) -> None:
     - What shares nodes with a computed graph shares the result.
     """
     live = list(_live.values())
-    wanted = _wanted(tensors, live)
+    _realize_storages(_wanted(tensors, live), live)
+
+
+def _realize_storages(wanted: Sequence[_Storage], live: Sequence[Tensor] = ()) -> None:
+    """Compute storages. `live` are all tensors, where the caller has their list."""
     if not wanted:
         return
-    storages = list({id(t._storage): t._storage for t in live}.values())
-    pending = [s for s in storages if s.node.op not in (Ops.BUFFER, Ops.CONST)]
+    live = live or list(_live.values())
+    pending = [s for s in _storages(live) if s.node.op not in (Ops.BUFFER, Ops.CONST)]
     stale = _add_stale_readers(wanted, pending)
     outputs = list(dict.fromkeys(s.node for s in (*wanted, *stale)))
     results = runtime().realize(outputs, [s.node for s in stale])
@@ -1159,6 +1190,11 @@ def _realize(tensors: Sequence[Tensor]) -> None:
         if base_of is not None:
             storage.node = base_of
             _take_memory(storage, base_of)
+
+
+def _storages(tensors: Iterable[Tensor]) -> list[_Storage]:
+    """The storages of tensors, each once."""
+    return list({id(t._storage): t._storage for t in tensors}.values())
 
 
 def _is_rearranged(node: UOp) -> bool:
@@ -1221,3 +1257,268 @@ def _add_stale_readers(wanted: Sequence[_Storage], pending: Sequence[_Storage]) 
         stale += found
         taken.update(found)
         rest = [s for s in rest if s not in taken]
+
+
+# ---------------------------------------------------------------- what captured steps need
+# A step that is captured reads and writes BUFFERs behind the backs of tensors when it is replayed.
+# It finds here what it has to know of them.
+
+
+def settle() -> None:
+    """Compute all that is pending anywhere, and give every value memory that no other reads."""
+    live = list(_live.values())
+    fixed = [t for t in live if all(isinstance(size, int) for size in t.shape)]
+    _realize(fixed)
+    shared = []
+    for buffer, readers in list(_readers.items()):
+        for storage in list(readers):
+            if not storage.owner and storage.node is buffer:
+                _give_memory(storage)
+                shared.append(storage)
+    _realize_storages(shared)
+
+
+def _give_memory(storage: _Storage) -> UOp:
+    """Note that a storage's value goes to a BUFFER of its own: the AFTER that it is then."""
+    place = runtime().canonicalize_device(storage.device)
+    old = storage.node
+    buffer = runtime().empty(old.shape, old.dtype, place)
+    storage.owner = False
+    _take_memory(storage, buffer)
+    storage.device = place
+    store = UOp(Ops.STORE, dtypes.void, (buffer, old))
+    storage.node = UOp(Ops.AFTER, old.dtype, (buffer, store))
+    _changes.pending += 1
+    return storage.node
+
+
+def realize_step(tensors: Sequence[Tensor]) -> None:
+    """Compute tensors, and carry out every write that is pending."""
+    live = list(_live.values())
+    wanted = _wanted(tensors, live)
+    taken = set(wanted)
+    for storage in _storages(live):
+        if storage.node.op is Ops.AFTER and storage not in taken:
+            wanted.append(storage)
+    _realize_storages(wanted, live)
+
+
+def pending_count() -> int:
+    """It has grown since another call if some value may be pending that was not then."""
+    return _changes.pending
+
+
+def live_tensors() -> list[Tensor]:
+    """All tensors there are."""
+    return list(_live.values())
+
+
+def compute_readers(buffers: Collection[UOp], clean: weakref.WeakSet[UOp]) -> None:
+    """Compute every value that reads one of these BUFFERs: something else will be in them.
+
+    `clean` are graphs known to read none of them; it is added to.
+    """
+    found: list[_Storage] = []
+    for buffer in buffers if _readers else ():
+        for reader in list(_readers.pop(buffer, ())):
+            if not reader.owner and _memory(reader.node) is buffer:
+                reader.node = UOp(Ops.CONTIGUOUS, reader.node.dtype, (reader.node,))
+                found.append(reader)
+    taken = set(found)
+    for storage in _storages(_live.values()):
+        node = storage.node
+        if node.op in (Ops.BUFFER, Ops.CONST) or storage in taken or node in clean:
+            continue
+        if not _reads(node, buffers, clean):
+            clean.add(node)
+            continue
+        if _split_view(node).op is Ops.BUFFER:  # nothing is computed: a copy must be made
+            storage.node = UOp(Ops.CONTIGUOUS, node.dtype, (node,))
+        found.append(storage)
+    _realize_storages(found)
+
+
+def _reads(root: UOp, buffers: Collection[UOp], clean: weakref.WeakSet[UOp]) -> bool:
+    """Whether a graph has one of these BUFFERs in it."""
+    stack, seen = [root], {root}
+    while stack:
+        for source in stack.pop().src:
+            if source.op is Ops.BUFFER:
+                if source in buffers:
+                    return True
+            elif source not in seen and source not in clean:
+                seen.add(source)
+                stack.append(source)
+    return False
+
+
+def memory_of(tensor: Tensor) -> tuple[UOp, int, bool] | None:
+    """Where the elements of a realised tensor lie in one piece and in order; None if they do not.
+
+    That is a BUFFER, how many of its elements come before, and whether it is all of them.
+    """
+    chain, node = [], tensor.uop
+    while node.op in _VIEWS:
+        chain.append(node)
+        node = node.src[0]
+    if node.op is not Ops.BUFFER:
+        return None
+    offset, shape = 0, node.shape
+    for step in reversed(chain):
+        if step.op is Ops.SHRINK:
+            sizes = [end - begin for begin, end in step.arg]
+            cut = [k for k, size in enumerate(sizes) if size != shape[k]]
+            if cut and any(size != 1 for size in sizes[: cut[-1]]):
+                return None
+            for k, (begin, _) in enumerate(step.arg):
+                offset += begin * prod(shape[k + 1 :])
+        elif step.op not in (Ops.RESHAPE, Ops.DETACH, Ops.BITCAST):
+            return None
+        shape = step.shape
+    return node, offset, prod(shape) == prod(node.shape)
+
+
+def own_memory(tensor: Tensor) -> UOp:
+    """The BUFFER of a realised tensor, which nobody else reads once `compute_readers` was called.
+
+    If the tensor only reads the memory of another one, it gets a copy first.
+    """
+    storage = tensor._storage
+    if not storage.owner:
+        _give_memory(storage)
+        _realize_storages([storage])
+    buffer = _memory(storage.node)
+    assert buffer is not None, "a realised tensor has memory"
+    return buffer
+
+
+def storage_number(tensor: Tensor) -> int:
+    """The same for views of one value, while that lives."""
+    return id(tensor._storage)
+
+
+def alias(tensor: Tensor) -> Tensor:
+    """Another tensor of the same storage."""
+    other = Tensor._view(tensor._storage, tensor._root, tensor._uop)
+    other.requires_grad = tensor.requires_grad
+    return other
+
+
+def made_by(token: object) -> list[Tensor]:
+    """The tensors whose values were computed under the recorder with that token."""
+    return [
+        t
+        for t in list(_live.values())
+        if t._storage.maker is token and t._storage.node.op is not Ops.CONST
+    ]
+
+
+_Chain = tuple[tuple[Ops, DType, Any, tuple[UOp, ...]], ...]
+
+
+def _chain(uop: UOp, root: UOp) -> _Chain:
+    """The steps from a node to a view of it, without the node."""
+    steps = []
+    while uop is not root:
+        steps.append((uop.op, uop.dtype, uop.arg, uop.src[1:]))
+        uop = uop.src[0]
+    return tuple(reversed(steps))
+
+
+def _applied(chain: _Chain, node: UOp) -> UOp:
+    for op, dtype, arg, sizes in chain:
+        node = UOp(op, dtype, (node, *sizes), arg)
+    return node
+
+
+class Recipe:
+    """How to make tensors like some realised ones, over other memory.
+
+    Values made under the recorder with `token` are made anew; `bases` are the BUFFERs that they
+    are in. Tensors of storages from outside are views of those, as they were.
+    """
+
+    def __init__(self, tensors: Sequence[Tensor], token: object) -> None:
+        self.bases: list[UOp] = []
+        self.outside: list[Tensor] = []  # those that are no values of the step's own
+        self._storages: list[tuple[int, _Chain, UOp | None, str | None]] = []
+        self._tensors: list[tuple[int, weakref.ref[_Storage] | None, _Chain, bool | None]] = []
+        numbers: dict[int, int] = {}
+        for t in tensors:
+            uop, storage = t.uop, t._storage
+            chain = _chain(uop, storage.node)
+            if storage.maker is not token:
+                self.outside.append(t)
+                self._tensors.append((-1, weakref.ref(storage), chain, t.requires_grad))
+                continue
+            if id(storage) not in numbers:
+                numbers[id(storage)] = len(self._storages)
+                self._storages.append(self._recipe(storage))
+            self._tensors.append((numbers[id(storage)], None, chain, t.requires_grad))
+
+    def _recipe(self, storage: _Storage) -> tuple[int, _Chain, UOp | None, str | None]:
+        base = _split_view(storage.node)
+        if base.op is Ops.BUFFER and base not in self.bases:
+            self.bases.append(base)
+        if base.op is Ops.BUFFER:
+            return self.bases.index(base), _chain(storage.node, base), None, storage.device
+        if base.op is not Ops.CONST:  # no elements, so it was not computed
+            zero = UOp.const(0, storage.node.dtype)
+            return -1, (), UOp(Ops.EXPAND, zero.dtype, (zero,), storage.node.shape), storage.device
+        return -1, (), storage.node, storage.device
+
+    def make(self, bases: Sequence[UOp]) -> list[Tensor] | None:
+        """The tensors, over these BUFFERs; None if something from outside is there no more."""
+        storages = []
+        for number, chain, constant, device in self._storages:
+            if constant is not None:
+                storages.append(_Storage(constant, device))
+                continue
+            storage = _Storage(_applied(chain, bases[number]), device)
+            if not chain:
+                _take_memory(storage, bases[number])
+            storages.append(storage)
+        made = []
+        for number, kept, chain, requires_grad in self._tensors:
+            found = storages[number] if kept is None else kept()
+            if found is None:
+                return None
+            tensor = Tensor._view(found, found.node, _applied(chain, found.node))
+            tensor.requires_grad = requires_grad
+            made.append(tensor)
+        return made
+
+
+class Holders:
+    """What a capture keeps of the tensors that it reads or writes: whether they are still those.
+
+    `is_lost` once one has died or has become another one.
+    """
+
+    def __init__(self, tensors: Iterable[Tensor]) -> None:
+        self.is_lost = False
+        this = weakref.ref(self)
+
+        def lose(_: object) -> None:
+            holders = this()
+            if holders is not None:
+                holders.is_lost = True
+
+        tensors = list(tensors)
+        self._tensors = [weakref.ref(t, lose) for t in tensors]
+        self._storages = [(weakref.ref(s), s.node) for s in _storages(tensors)]
+        for tensor in tensors:
+            storage = tensor._storage
+            if storage.holders is None:
+                storage.holders = weakref.WeakSet()
+            storage.holders.add(self)
+
+    def settle(self) -> None:
+        """Carry out writes that are pending, so that the memory of each tensor holds its value."""
+        for kept, node in self._storages:
+            storage = kept()
+            if storage is not None and storage.node is not node and storage.node.op is Ops.AFTER:
+                _realize_storages([storage])
+            if storage is None or storage.node is not node:
+                self.is_lost = True
+                return

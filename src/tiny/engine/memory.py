@@ -14,8 +14,9 @@ from tiny.dtype import DType, _from_np_dtype, _to_np_dtype
 from tiny.engine.realize import check_dtype, compile_linear
 from tiny.schedule import create_schedule
 from tiny.uop.ops import BufferArg, GroupOp, Ops, UOp
+from tiny.uop.runtime import JitError, recorder
 
-__all__ = ["DeviceRuntime"]
+__all__ = ["DeviceRuntime", "Stale", "buffer_node", "buffer_of"]
 
 _uids = itertools.count(1)
 
@@ -47,6 +48,8 @@ class DeviceRuntime:
         node = self.empty(array.shape, dtype, device)
         plain = np.ascontiguousarray(array, dtype=_to_np_dtype(dtype))
         node.handle.copyin(plain.reshape(-1).view(np.uint8).data)
+        if (watching := recorder()) is not None:
+            watching.loaded(node)
         return node
 
     def empty(self, shape: tuple[int, ...], dtype: DType, device: str) -> UOp:
@@ -55,10 +58,14 @@ class DeviceRuntime:
         TypeError if the device has no such dtype.
         """
         check_dtype(dtype, Device[device])
-        return _buffer_node(Buffer(device, math.prod(shape), dtype), tuple(shape))
+        node = buffer_node(Buffer(device, math.prod(shape), dtype), tuple(shape))
+        if (watching := recorder()) is not None:
+            watching.made(node)
+        return node
 
     def to_host(self, node: UOp) -> np.ndarray[Any, Any]:
         """A copy of the contents of a realised BUFFER or of a movement over one."""
+        _refuse_reading()
         return self._in_order(node).numpy().reshape(node.shape)
 
     def host_view(self, node: UOp) -> memoryview:
@@ -66,6 +73,7 @@ class DeviceRuntime:
 
         BufferError if it is on a device whose memory the host cannot reach.
         """
+        _refuse_reading()
         buffer = self._in_order(node, copy=False)
         device = Device[buffer.device]
         device.synchronize()
@@ -92,7 +100,7 @@ class DeviceRuntime:
             base = self.realize([wanted := UOp(Ops.CONTIGUOUS, node.dtype, (node,))])[wanted]
             while base.op is Ops.RESHAPE:
                 base = base.src[0]
-        return _buffer_of(base)
+        return buffer_of(base)
 
     def is_realized(self, node: UOp) -> bool:
         """Whether the value of a node is in memory."""
@@ -113,32 +121,57 @@ class DeviceRuntime:
         sink = UOp(Ops.SINK, src=tuple(wanted))
         bound = create_schedule(sink, lambda name: Device[name].target, Device.DEFAULT)
         schedule = bound.schedule
-        inputs = [_buffer_of(node) for node in bound.buffers]
-        buffers = compile_linear(schedule)(inputs, bound.values)
+        inputs = [buffer_of(node) for node in bound.buffers]
+        compiled = compile_linear(schedule)
+        buffers = compiled(inputs, bound.values)
         made: dict[int, UOp] = dict(enumerate(bound.buffers))
         found: dict[UOp, UOp] = {}
         for node, view in zip(wanted, schedule.outputs, strict=True):
             if view.slot not in made:
                 buffer = buffers[view.slot]
                 assert buffer is not None, "an output is no temporary"
-                made[view.slot] = _buffer_node(buffer, schedule.slots[view.slot].shape)
+                made[view.slot] = buffer_node(buffer, schedule.slots[view.slot].shape)
             found[node] = view.over(made[view.slot])
+        if (watching := recorder()) is not None:
+            watching.ran(compiled, made, bound.values)
         for node in sink.postorder():
             if node.op is Ops.AFTER and node not in found:
                 found[node] = found.get(node.src[0], node.src[0])
         return found
 
 
-def _buffer_node(buffer: Buffer, shape: tuple[int, ...]) -> UOp:
+def _refuse_reading() -> None:
+    if (watching := recorder()) is not None:
+        watching.refuse(
+            "a value was read while the step was captured (numpy, item, tolist, data): a replay "
+            "runs no Python, so it would use this value for ever; return the tensor, and read it "
+            "outside"
+        )
+
+
+class Stale:
+    """The handle of a BUFFER that holds nothing, and why."""
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+
+    def is_allocated(self) -> bool:
+        """Whether there is memory behind it: no."""
+        return False
+
+
+def buffer_node(buffer: Buffer, shape: tuple[int, ...]) -> UOp:
     """A new BUFFER for some memory."""
     node = UOp(Ops.BUFFER, buffer.dtype, (), BufferArg(next(_uids), shape, buffer.device))
     node.handle = buffer
     return node
 
 
-def _buffer_of(node: UOp) -> Buffer:
+def buffer_of(node: UOp) -> Buffer:
     """The memory of a BUFFER."""
     buffer = node.handle
+    if isinstance(buffer, Stale):
+        raise JitError(buffer.reason)
     if not isinstance(buffer, Buffer):
         raise TypeError(
             f"buffer {node.arg.uid} was not made by this runtime: it has no memory; "

@@ -6,7 +6,7 @@ import math
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from tiny.codegen import LinearProgram, lower
@@ -38,6 +38,8 @@ __all__ = [
     "forget_kernels",
     "run_linear",
 ]
+
+Numbers = Sequence[int] | Mapping[int, int]
 
 MOST_KERNELS = 4096
 MOST_SCHEDULES = 1024
@@ -152,8 +154,16 @@ class Step(NamedTuple):
     name: str
     flops: int
     nbytes: int
-    item: ScheduleItem
+    item: ScheduleItem | None = None
     program: LinearProgram | None = None
+
+    def over(self, slots: Numbers, variables: Numbers) -> Step:
+        """This step with other numbers: `slots[k]` for slot k."""
+        return self._replace(
+            slots=tuple([slots[k] for k in self.slots]),
+            variables=tuple([variables[k] for k in self.variables]),
+            written=tuple([slots[k] for k in self.written]),
+        )
 
 
 class Transfer:
@@ -213,7 +223,7 @@ def _run_timed(step: Step, buffers: tuple[Any, ...], variables: tuple[int, ...])
     GlobalCounters.global_mem += step.nbytes
     GlobalCounters.time_sum_s += seconds
     _print_line(step, seconds)
-    if DEBUG >= 3 and step.program is not None:
+    if DEBUG >= 3 and step.item is not None and step.program is not None:
         _print_opts(step.item, step.program, step.device)
 
 

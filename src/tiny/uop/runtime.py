@@ -1,8 +1,13 @@
-"""What Tensor needs of the floors below: the Runtime protocol, bound once by the package's door."""
+"""What Tensor needs of the floors below: the Runtime protocol, bound once by the package's door.
+
+And what watches a thread's tensors while a step of a program is captured: its Recorder.
+"""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
 from tiny.dtype import DType
@@ -73,3 +78,48 @@ def runtime() -> Runtime:
             "with the parts alone call tiny.uop.runtime.bind_runtime first"
         )
     return _bound
+
+
+# ---------------------------------------------------------------- captured steps
+
+
+class JitError(RuntimeError):
+    """A captured step would be wrong when it is replayed. It says what to write instead."""
+
+
+class Recorder(Protocol):
+    """Notes what a thread does while a step is captured, so that it can be replayed."""
+
+    token: object  # marks what is made during this capture
+
+    def made(self, node: UOp) -> None:
+        """A BUFFER was made whose contents are not defined."""
+        ...
+
+    def loaded(self, node: UOp) -> None:
+        """A BUFFER just made was filled from the host."""
+        ...
+
+    def ran(self, compiled: Any, made: dict[int, UOp], values: dict[str, int]) -> None:
+        """A compiled schedule has run; `made` are the BUFFERs of its inputs and outputs by slot."""
+        ...
+
+    def drew(self, device: str, words: int, name: str, key: int) -> None:
+        """Random words were taken on a device, the key being that of the variable `name`."""
+        ...
+
+    def refuse(self, what: str) -> None:
+        """JitError: the program did something that a replay can not do again."""
+        ...
+
+    def paused(self) -> AbstractContextManager[None]:
+        """What runs in its body is done once, and is no part of the step."""
+        ...
+
+
+recorders: dict[int, Recorder] = {}  # by thread: empty unless something is captured
+
+
+def recorder() -> Recorder | None:
+    """The recorder of this thread, if it captures a step."""
+    return recorders.get(threading.get_ident()) if recorders else None

@@ -1,0 +1,290 @@
+"""Recording what a step of a program runs, and running that again as one list.
+
+While a Recording is the recorder of a thread, schedules run as ever and are noted. From them
+follows a Capture: all their kernels in one StepList, over cells of memory that are
+
+- parameters: the memory of the tensors that the step is called with,
+- bound: memory of tensors from outside, read and perhaps written, the same in each replay,
+- fresh: what is returned, new in each replay,
+- temporary: born and dead in a replay, in arenas that the capture owns.
+
+Kernels that only compute what nobody can read afterwards are left out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from tiny import random
+from tiny.device import Buffer, Device
+from tiny.dtype import dtypes
+from tiny.engine.memory import buffer_node, buffer_of
+from tiny.engine.realize import CompiledSchedule, Step, StepList, Transfer
+from tiny.helpers import NO_MEMORY_PLANNER
+from tiny.schedule import Slot
+from tiny.schedule.memory import Lifetime, plan_memory
+from tiny.uop.ops import UOp
+from tiny.uop.runtime import JitError, recorders
+
+__all__ = ["Capture", "Recording"]
+
+
+class _Run(NamedTuple):
+    """A schedule that ran: the uid of the BUFFER of each slot that has one, and its values."""
+
+    compiled: CompiledSchedule
+    uids: dict[int, int]
+    values: tuple[tuple[str, int], ...]  # ("number" | "draw" | "constant", which or what)
+
+
+class Recording:
+    """The recorder of a step: `with` it, all that the thread runs is noted.
+
+    `params` are the BUFFERs that stand for the tensors given to the step, `numbers` the values of
+    its Variables by name.
+    """
+
+    def __init__(self, params: Sequence[UOp], numbers: dict[str, int]) -> None:
+        self.token = object()
+        self.params = {node.arg.uid: k for k, node in enumerate(params)}
+        self.numbers = {name: (k, value) for k, (name, value) in enumerate(numbers.items())}
+        self.draws: list[tuple[str, int]] = []
+        self.runs: list[_Run] = []
+        self.slots: dict[int, Slot] = {}  # of every BUFFER that was seen, by uid
+        for node in params:
+            self._see(node)
+        self.born: set[int] = set()  # made by the step
+        self.contents: dict[int, UOp] = {}  # of those filled from the host: a BUFFER with the same
+        self.bound: dict[int, UOp] = {}
+        self._keys: dict[str, tuple[int, int]] = {}
+        self._is_paused = False
+
+    def __enter__(self) -> Recording:
+        recorders[threading.get_ident()] = self
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        del recorders[threading.get_ident()]
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """What runs in its body is done once, and is no part of the step."""
+        self._is_paused = True
+        try:
+            yield
+        finally:
+            self._is_paused = False
+
+    def refuse(self, what: str) -> None:
+        """JitError."""
+        raise JitError(what)
+
+    def drew(self, device: str, words: int, name: str, key: int) -> None:
+        """Note a draw of random numbers, which each replay makes anew."""
+        self._keys[name] = len(self.draws), key
+        self.draws.append((device, words))
+
+    def made(self, node: UOp) -> None:
+        """Note a BUFFER that the step makes for itself."""
+        if not self._is_paused:
+            self._see(node)
+            self.born.add(node.arg.uid)
+
+    def loaded(self, node: UOp) -> None:
+        """Keep what a BUFFER was filled with: the step may write to it."""
+        if self._is_paused:
+            return
+        original = buffer_of(node)
+        copy = Buffer(original.device, original.size, original.dtype)
+        device = Device[original.device]
+        Transfer(device, device, original.nbytes)((copy.memory, original.memory))
+        self.contents[node.arg.uid] = buffer_node(copy, node.arg.shape)
+
+    def ran(self, compiled: CompiledSchedule, made: dict[int, UOp], values: dict[str, int]) -> None:
+        """Note a schedule that has run."""
+        if self._is_paused:
+            return
+        slots = compiled.schedule.slots
+        for k, node in made.items():
+            if node.arg.uid not in self.slots:
+                self._see(node)
+            if slots[k].role == "output":
+                self.born.add(node.arg.uid)
+            elif node.arg.uid not in self.born and node.arg.uid not in self.params:
+                self.bound[node.arg.uid] = node
+        sources = tuple([self._source(name, values[name]) for name in compiled.schedule.variables])
+        self.runs.append(_Run(compiled, {k: n.arg.uid for k, n in made.items()}, sources))
+
+    def _see(self, node: UOp) -> None:
+        self.slots[node.arg.uid] = Slot(node.dtype, node.arg.shape, node.arg.device, "")
+
+    def _source(self, name: str, value: int) -> tuple[str, int]:
+        for kind, known in (("number", self.numbers), ("draw", self._keys)):
+            if name in known and known[name][1] == value:
+                return kind, known[name][0]
+        return "constant", value
+
+
+# ---------------------------------------------------------------- from schedules to one list
+
+
+class _Cells:
+    """The pieces of memory of a recording, numbered, and its steps over them."""
+
+    def __init__(self, recording: Recording) -> None:
+        self.recording = recording
+        self.slots: list[Slot] = []
+        self.of_uid: dict[int, int] = {}
+        for uid in recording.params:
+            self.of(uid)
+
+    def of(self, uid: int) -> int:
+        """The cell of a BUFFER."""
+        if uid not in self.of_uid:
+            self.of_uid[uid] = self.add(self.recording.slots[uid])
+        return self.of_uid[uid]
+
+    def add(self, slot: Slot) -> int:
+        """A new cell."""
+        self.slots.append(slot)
+        return len(self.slots) - 1
+
+    def steps(self) -> list[Step]:
+        """All steps of all schedules. Their variables are numbers, then draws, then constants."""
+        recording = self.recording
+        self.constants: dict[int, int] = {}
+        first = {"number": 0, "draw": len(recording.numbers)}
+        before_constants = len(recording.numbers) + len(recording.draws)
+
+        def number(kind: str, which: int) -> int:
+            if kind == "constant":
+                return before_constants + self.constants.setdefault(which, len(self.constants))
+            return first[kind] + which
+
+        steps = []
+        for run in recording.runs:
+            cells = [
+                self.of(run.uids[k]) if k in run.uids else self.add(slot)
+                for k, slot in enumerate(run.compiled.schedule.slots)
+            ]
+            values = [number(kind, which) for kind, which in run.values]
+            steps += [
+                step.over(cells, values)  # of this schedule's numbers
+                for step in run.compiled.steps.steps
+            ]
+        return steps
+
+
+def _needed(steps: Sequence[Step], wanted: set[int]) -> list[Step]:
+    """The steps without those whose results nobody reads; `wanted` are the cells read at the end.
+
+    A cell may be written in parts, so its first write matters as much as its last.
+    """
+    read = set(wanted)
+    kept = []
+    for step in reversed(steps):
+        if not read.isdisjoint(step.written):
+            read.update(step.slots)
+            kept.append(step)
+    return kept[::-1]
+
+
+class Capture:
+    """The steps of a recording, to be run again and again.
+
+    `outputs` are the uids of the BUFFERs that are returned; each run makes new ones. `written` and
+    `read` are the bound BUFFERs that a run writes, and those that it only reads;
+    `written_params` the numbers of the parameters that it writes, `fresh` the shapes of the
+    outputs. JitError if there is nothing to run.
+    """
+
+    def __init__(self, recording: Recording, outputs: Sequence[int]) -> None:
+        cells = _Cells(recording)
+        steps = cells.steps()
+        outside = [cells.of(uid) for uid in (*recording.params, *recording.bound)]
+        fresh = [cells.of(uid) for uid in outputs]
+        steps = _needed(steps, {*outside, *fresh})
+        if not steps:
+            raise JitError(
+                "the step computes nothing, so there is nothing to replay; call it without TinyJit"
+            )
+        used = {k for step in steps for k in step.slots}
+        written = {k for step in steps for k in step.written}
+        bound = {cells.of(uid): node for uid, node in recording.bound.items()}
+        filled: list[Step] = []
+        for uid, contents in recording.contents.items():
+            cell = cells.of(uid)
+            if cell in written or cell in fresh:  # it begins with the same contents each time
+                original = cells.add(cells.slots[cell])
+                bound[original] = contents
+                filled.append(_copy_step(cells.slots[cell], cell, original))
+            elif cell in used:
+                bound[cell] = contents
+        outer = [(cells.of(uid), node) for uid, node in recording.bound.items()]
+        self.written = [node for k, node in outer if k in written]
+        self.read = [node for k, node in outer if k in used and k not in written]
+        self.written_buffers = {id(buffer_of(node)) for node in self.written}
+        self.read_buffers = {id(buffer_of(node)) for node in self.read} | self.written_buffers
+        self.written_params = [k for k in range(len(recording.params)) if k in written]
+        self._draws = tuple(recording.draws)
+        self._constants = tuple(cells.constants)
+        self.fresh = [cells.slots[k] for k in fresh]
+        steps = [*filled, *steps]
+        # The memory of a run: parameters, what is returned, and the rest, which stays the same.
+        order = {k: k for k in range(len(recording.params))}
+        for k in (*fresh, *[k for step in steps for k in step.slots]):
+            order.setdefault(k, len(order))
+        rest = list(order)[len(recording.params) + len(fresh) :]
+        self._bound = [bound[k] for k in rest if k in bound]  # they live as long as this does
+        self._arenas: dict[str, Buffer] = {}
+        temporaries = [k for k in rest if k not in bound]
+        parts = self._place(temporaries, cells.slots, steps)
+        self._rest = tuple([parts[k] if k in parts else buffer_of(bound[k]).memory for k in rest])
+        values = range(len(recording.numbers) + len(self._draws) + len(self._constants))
+        self._steps = StepList([s.over(order, values) for s in steps], len(order), len(values))
+        self._lock = threading.Lock()  # the arenas serve one run at a time
+
+    def _place(
+        self, temporaries: Sequence[int], slots: Sequence[Slot], steps: Sequence[Step]
+    ) -> dict[int, Any]:
+        """Memory for cells that are born and dead in a run: parts of an arena for each device."""
+        lives: dict[int, list[int]] = {}
+        for number, step in enumerate(steps):
+            for k in step.slots:
+                lives.setdefault(k, []).append(number)
+        parts = {}
+        for device in dict.fromkeys(slots[k].device for k in temporaries):
+            mine = [k for k in temporaries if slots[k].device == device]
+            offsets, nbytes = plan_memory(
+                [Lifetime(slots[k].nbytes, lives[k][0], lives[k][-1]) for k in mine],
+                reuse=not NO_MEMORY_PLANNER,
+            )
+            arena = self._arenas[device] = Buffer(device, nbytes, dtypes.uint8)
+            allocator = Device[device].allocator
+            for k, offset in zip(mine, offsets, strict=True):
+                parts[k] = allocator._offset(arena.memory, slots[k].nbytes, offset)
+        return parts
+
+    def __len__(self) -> int:
+        """How many kernels and copies a run is."""
+        return len(self._steps.steps)
+
+    def run(self, params: Sequence[Any], numbers: Sequence[int]) -> list[Buffer]:
+        """Run the steps on the memory of the parameters; the buffers of the outputs."""
+        made = [Buffer(s.device, math.prod(s.shape), s.dtype) for s in self.fresh]
+        keys = [random.generator(device).draw(words) for device, words in self._draws]
+        memory = (*params, *[b.memory for b in made], *self._rest)
+        with self._lock:
+            self._steps(memory, (*numbers, *keys, *self._constants))
+        return made
+
+
+def _copy_step(slot: Slot, to: int, source: int) -> Step:
+    """A step that copies a cell."""
+    device = Device[slot.device]
+    call = Transfer(device, device, slot.nbytes)
+    return Step(call, (to, source), (), (to,), device, "copy", 0, slot.nbytes)
