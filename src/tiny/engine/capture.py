@@ -23,7 +23,7 @@ from tiny import random
 from tiny.device import Buffer, Device
 from tiny.dtype import dtypes
 from tiny.engine.memory import buffer_node, buffer_of
-from tiny.engine.realize import CompiledSchedule, Step, StepList, Transfer
+from tiny.engine.realize import CompiledSchedule, Step, StepList, copy_program
 from tiny.helpers import NO_MEMORY_PLANNER
 from tiny.schedule import Slot
 from tiny.schedule.memory import Lifetime, plan_memory
@@ -101,7 +101,7 @@ class Recording:
         original = buffer_of(node)
         copy = Buffer(original.device, original.size, original.dtype)
         device = Device[original.device]
-        Transfer(device, device, original.nbytes)((copy.memory, original.memory))
+        copy_program(device, device, original.nbytes)((copy.memory, original.memory))
         self.contents[node.arg.uid] = buffer_node(copy, node.arg.shape)
 
     def ran(self, compiled: CompiledSchedule, made: dict[int, UOp], values: dict[str, int]) -> None:
@@ -286,5 +286,5 @@ class Capture:
 def _copy_step(slot: Slot, to: int, source: int) -> Step:
     """A step that copies a cell."""
     device = Device[slot.device]
-    call = Transfer(device, device, slot.nbytes)
+    call = copy_program(device, device, slot.nbytes)
     return Step(call, (to, source), (), (to,), device, "copy", 0, slot.nbytes)

@@ -9,9 +9,10 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from tiny._core.launch import HostCopy, HostKernel, HostReplay
 from tiny.codegen import LinearProgram, lower
 from tiny.codegen.opt import Kernel
-from tiny.device import Allocator, Buffer, Compiled, Device, Program
+from tiny.device import Allocator, Buffer, Compiled, Device, HostAllocator, Program
 from tiny.dtype import DType, dtypes
 from tiny.helpers import (
     DEBUG,
@@ -165,9 +166,22 @@ class Step(NamedTuple):
             written=tuple([slots[k] for k in self.written]),
         )
 
+    def pick(
+        self, memory: tuple[Any, ...], values: tuple[int, ...]
+    ) -> tuple[tuple[Any, ...], tuple[int, ...]]:
+        """What it is called with, of the memory and the values of its list."""
+        return tuple([memory[k] for k in self.slots]), tuple([values[k] for k in self.variables])
+
+
+def copy_program(writer: Compiled, reader: Compiled, nbytes: int) -> Program:
+    """A copy of `nbytes` from one device to another, called with (destination, source)."""
+    if isinstance(writer.allocator, HostAllocator) and isinstance(reader.allocator, HostAllocator):
+        return HostCopy(nbytes)
+    return Transfer(writer, reader, nbytes)
+
 
 class Transfer:
-    """A copy of `nbytes` from one device to another, called with (destination, source)."""
+    """A copy where one side is not the host's memory."""
 
     def __init__(self, writer: Compiled, reader: Compiled, nbytes: int) -> None:
         self.writer, self.reader, self.nbytes = writer, reader, nbytes
@@ -194,21 +208,25 @@ class StepList:
         self.steps = tuple(steps)
         self.flops = sum(s.flops for s in steps)
         self.nbytes = sum(s.nbytes for s in steps)
+        self._native: HostReplay | None = None
+        if all(isinstance(s.call, HostKernel | HostCopy) for s in steps):
+            native: Any = [(s.call, s.slots, s.variables) for s in steps]
+            self._native = HostReplay(native, slots, variables)
 
     def __call__(self, memory: tuple[Any, ...], values: tuple[int, ...]) -> None:
         """Run them; on some devices they may be under way still on return."""
-        timed = DEBUG >= 2
-        for step in self.steps:
-            buffers = tuple([memory[k] for k in step.slots])
-            variables = tuple([values[k] for k in step.variables])
-            if timed:
-                _run_timed(step, buffers, variables)
-            else:
-                step.call(buffers, variables)
-        if not timed:
-            GlobalCounters.kernel_count += len(self.steps)
-            GlobalCounters.global_ops += self.flops
-            GlobalCounters.global_mem += self.nbytes
+        if DEBUG >= 2:
+            for step in self.steps:
+                _run_timed(step, *step.pick(memory, values))
+            return
+        if self._native is not None:
+            self._native(memory, values)
+        else:
+            for step in self.steps:
+                step.call(*step.pick(memory, values))
+        GlobalCounters.kernel_count += len(self.steps)
+        GlobalCounters.global_ops += self.flops
+        GlobalCounters.global_mem += self.nbytes
 
 
 def _run_timed(step: Step, buffers: tuple[Any, ...], variables: tuple[int, ...]) -> None:
@@ -251,7 +269,7 @@ class CompiledSchedule:
         device, written = Device[item.device], item.slots[: item.outputs]
         if item.kernel.op is Ops.COPY:
             to, source = (self.schedule.slots[k] for k in item.slots)
-            call = Transfer(Device[to.device], Device[source.device], to.nbytes)
+            call = copy_program(Device[to.device], Device[source.device], to.nbytes)
             name = f"copy from {source.device}"
             return Step(call, item.slots, (), written, device, name, 0, to.nbytes, item)
         kernel = compile_kernel(item.kernel, device)
