@@ -28,7 +28,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Self, TypeGuard, TypeVar, cast
+from typing import Any, ClassVar, Generic, Self, TypeGuard, TypeVar
 
 T = TypeVar("T")
 
@@ -73,6 +73,7 @@ class ContextVar(Generic[T]):
     """
 
     known: ClassVar[dict[str, ContextVar[Any]]] = {}
+    changes: ClassVar[int] = 0  # grows whenever one of them is set, in whatever thread
     __hash__ = object.__hash__
 
     def __init__(self, key: str, default_value: T, *, effective: bool = True) -> None:
@@ -88,7 +89,8 @@ class ContextVar(Generic[T]):
     @property
     def value(self) -> T:
         """The value for this thread."""
-        return cast(T, self._local.value)
+        found: T = self._local.value
+        return found
 
     @value.setter
     def value(self, new: T) -> None:
@@ -97,6 +99,7 @@ class ContextVar(Generic[T]):
             self._local.value = new
         else:
             type(self._local).value = new
+        ContextVar.changes += 1
 
     def _checked(self, new: T, stacklevel: int) -> T:
         """`new` as the type of the default. Warns if it will change nothing."""
@@ -122,9 +125,16 @@ class ContextVar(Generic[T]):
         values, new = self._local.__dict__, self._checked(new, stacklevel=4)
         had, old = "value" in values, self._local.value
         values["value"] = new
-        if had:
-            return lambda: values.__setitem__("value", old)
-        return lambda: values.pop("value", None)
+        ContextVar.changes += 1
+
+        def back() -> None:
+            if had:
+                values["value"] = old
+            else:
+                values.pop("value", None)
+            ContextVar.changes += 1
+
+        return back
 
     def tolist(self, namespace: Any = None) -> list[Any]:
         """The comma-separated parts of a text value, looked up in `namespace` if given."""

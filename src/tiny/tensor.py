@@ -1357,7 +1357,10 @@ def memory_of(tensor: Tensor) -> tuple[UOp, int, bool] | None:
 
     That is a BUFFER, how many of its elements come before, and whether it is all of them.
     """
-    chain, node = [], tensor.uop
+    node = tensor.uop
+    if node.op is Ops.BUFFER:
+        return node, 0, True
+    chain = []
     while node.op in _VIEWS:
         chain.append(node)
         node = node.src[0]

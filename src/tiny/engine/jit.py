@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import threading
 import types
 import warnings
 import weakref
@@ -26,6 +27,7 @@ from tiny.helpers import (
     NOOPT,
     STRICT_REDUCE,
     TRAINING,
+    ContextVar,
 )
 from tiny.tensor import (
     Holders,
@@ -56,6 +58,17 @@ MOST_SEEN = 256  # signatures that were called once
 _NUMBERS = (bool, int, float, str)
 # what the function may do otherwise without being given anything else
 _SETTINGS = (TRAINING, DEFAULT_FLOAT, DEFAULT_INT, DEV, NOOPT, STRICT_REDUCE, NO_MEMORY_PLANNER)
+_last_read = threading.local()  # their values in each thread, as of which number of changes
+
+
+def _settings() -> tuple[Any, ...]:
+    """The values of the context variables that a signature has."""
+    changes = ContextVar.changes
+    if getattr(_last_read, "changes", -1) != changes:
+        _last_read.values = tuple([setting.value for setting in _SETTINGS])
+        _last_read.changes = changes
+    values: tuple[Any, ...] = _last_read.values
+    return values
 
 
 # ---------------------------------------------------------------- signatures
@@ -193,81 +206,89 @@ def _part_text(part: Any) -> str:
 # ---------------------------------------------------------------- one captured call
 
 
-class _Argument(NamedTuple):
-    """The memory of a tensor that is given: `base` is the BUFFER that it is in, `keep` lives on."""
-
-    memory: Any
-    base: UOp | None
-    is_whole: bool
-    keep: Any
-
-
-def _argument(tensor: Tensor) -> _Argument:
-    """The memory of a realised tensor, in order: its own, a part of some, or a copy."""
-    place = memory_of(tensor)
-    if place is not None:
-        node, offset, is_whole = place
-        buffer = buffer_of(node)
-        if is_whole:
-            return _Argument(buffer.memory, node, True, node)
-        itemsize = tensor.dtype.itemsize
-        allocator = Device[buffer.device].allocator
-        part = allocator._offset(buffer.memory, tensor.numel() * itemsize, offset * itemsize)
-        return _Argument(part, node, False, node)
-    uop = tensor.uop
-    if uop.op is Ops.CONST:
-        value = np.full((), uop.arg, _to_np_dtype(uop.dtype))
-        node = runtime().from_host(value, runtime().canonicalize_device(tensor.device))
-        return _Argument(buffer_of(node).memory, None, False, node)
-    copied = runtime().realize([copy := UOp(Ops.CONTIGUOUS, uop.dtype, (uop,))])[copy].base
-    while uop.op is not Ops.BUFFER:
-        uop = uop.src[0]
-    return _Argument(buffer_of(copied).memory, uop, False, copied)
-
-
 class _Arguments:
-    """The tensors of a call by parameter: those of one storage that are whole are one."""
+    """The tensors of a call, realised, by parameter: whole ones of one storage are one.
+
+    Of each parameter: its first tensor, its memory, the Buffer that this is in (of constants
+    none), and whether it is all of it.
+    """
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
-        waiting = [t for t in tensors if t.uop.op is not Ops.BUFFER]
-        if waiting:
-            Tensor.realize(*waiting)
+        for t in tensors:
+            if t.uop.op is not Ops.BUFFER:
+                Tensor.realize(*tensors)
+                break
         self.tensors: list[Tensor] = []
-        self.params: list[_Argument] = []
+        self.memory: list[Any] = []
+        self.buffers: list[Buffer | None] = []
+        self.is_whole: list[bool] = []
         self.of: list[int] = []  # by tensor: its parameter
+        self._alive: list[UOp] = []
         first: dict[tuple[int, DType], int] = {}
         for t in tensors:
-            argument = _argument(t)
-            number = len(self.params)
-            if argument.is_whole:
+            number = len(self.memory)
+            place = memory_of(t)
+            if place is not None and place[2]:
                 number = first.setdefault((storage_number(t), t.dtype), number)
-            if number == len(self.params):
-                self.params.append(argument)
-                self.tensors.append(t)
             self.of.append(number)
+            if number == len(self.memory):
+                self.tensors.append(t)
+                self._add(t, place)
+
+    def _add(self, tensor: Tensor, place: tuple[UOp, int, bool] | None) -> None:
+        """A parameter: memory of the tensor, a part of it, or a copy where it is not in order."""
+        if place is None:
+            node = _copy_of(tensor)
+            self._alive.append(node)
+            self.memory.append(buffer_of(node).memory)
+            base = tensor.uop.base
+            self.buffers.append(buffer_of(base) if base.op is Ops.BUFFER else None)
+            self.is_whole.append(False)
+            return
+        node, offset, is_whole = place
+        buffer = buffer_of(node)
+        memory = buffer.memory
+        if not is_whole:
+            itemsize = tensor.dtype.itemsize
+            memory = Device[buffer.device].allocator._offset(
+                memory, tensor.numel() * itemsize, offset * itemsize
+            )
+        self.memory.append(memory)
+        self.buffers.append(buffer)
+        self.is_whole.append(is_whole)
 
     def check(self, capture: Capture) -> None:
         """JitError if one shares memory with what the step writes, where that would differ."""
-        mine = [None if a.base is None else buffer_of(a.base) for a in self.params]
-        for buffer in mine:
-            if buffer is not None and id(buffer) in capture.written_buffers:
-                raise JitError(
-                    f"an argument shares memory ({buffer}) with a tensor that the step writes to "
-                    "on its own account; pass a copy, .clone()"
-                )
+        if capture.written_buffers:
+            for buffer in self.buffers:
+                if id(buffer) in capture.written_buffers:
+                    raise JitError(
+                        f"an argument shares memory ({buffer}) with a tensor that the step writes "
+                        "to on its own account; pass a copy, .clone()"
+                    )
         for k in capture.written_params:
-            buffer, place = mine[k], self.tensors[k]
-            if not self.params[k].is_whole:
+            buffer, shape = self.buffers[k], self.tensors[k].shape
+            if not self.is_whole[k]:
                 raise JitError(
-                    f"the step writes to an argument of shape {place.shape} that is a view of a "
+                    f"the step writes to an argument of shape {shape} that is a view of a "
                     "larger or a constant tensor; pass the whole tensor and slice inside"
                 )
-            if id(buffer) in capture.read_buffers or mine.count(buffer) > 1:
+            if id(buffer) in capture.read_buffers or self.buffers.count(buffer) > 1:
                 raise JitError(
-                    f"the step writes to an argument of shape {place.shape} that shares memory "
+                    f"the step writes to an argument of shape {shape} that shares memory "
                     "with another argument, or with a tensor that it reads on its own account; "
                     "pass a copy, .clone()"
                 )
+
+
+def _copy_of(tensor: Tensor) -> UOp:
+    """A new BUFFER with the elements of a realised tensor, in order."""
+    uop = tensor.uop
+    if uop.op is Ops.CONST:
+        value = np.full((), uop.arg, _to_np_dtype(uop.dtype))
+        return runtime().from_host(value, runtime().canonicalize_device(tensor.device))
+    copied = runtime().realize([copy := UOp(Ops.CONTIGUOUS, uop.dtype, (uop,))])[copy].base
+    return buffer_node(buffer_of(copied), tensor.shape)
 
 
 class _Step:
@@ -293,17 +314,17 @@ class _Step:
         """Run it again; the result."""
         capture = self.capture
         arguments.check(capture)
-        memory = [a.memory for a in arguments.params]
+        memory = arguments.memory
         if capture.written_params:
             own = {k: own_memory(arguments.tensors[k]) for k in capture.written_params}
             compute_readers(own.values(), weakref.WeakSet())
             for k, node in own.items():
                 memory[k] = buffer_of(node).memory
-        for gradient in self.gone:
-            tensor = gradient()
-            if tensor is not None:
-                tensor.uop = _stale(tensor)
-        self.gone.clear()
+        if self.gone:
+            for tensor in [gradient() for gradient in self.gone]:
+                if tensor is not None:
+                    tensor.uop = _stale(tensor)
+            self.gone.clear()
         made = capture.run(memory, tuple(numbers.values()))
         bases = [buffer_node(b, slot.shape) for b, slot in zip(made, capture.fresh, strict=True)]
         tensors = self.recipe.make(bases)
@@ -357,7 +378,7 @@ def _capture(
     """Call a function and record what it runs; the step, and the result of this call."""
     settle()
     arguments = _Arguments(signature.tensors)
-    nodes = [_private_copy(t) for t in arguments.tensors]
+    nodes = [_copy_of(t) for t in arguments.tensors]
     given = [_substitute(t, nodes[k]) for t, k in zip(signature.tensors, arguments.of, strict=True)]
     gradients = [(weakref.ref(t), t.grad.uop) for t in live_tensors() if t.grad is not None]
     rest = iter(given)
@@ -394,16 +415,6 @@ def _capture(
 
 def _is_result(x: Any) -> bool:
     return isinstance(x, Tensor) and not _is_number(x)
-
-
-def _private_copy(tensor: Tensor) -> UOp:
-    """A BUFFER that stands for an argument while the step is recorded."""
-    uop = tensor.uop
-    if uop.op is Ops.CONST:
-        node: UOp = _argument(tensor).keep
-        return node
-    copied = runtime().realize([copy := UOp(Ops.CONTIGUOUS, uop.dtype, (uop,))])[copy].base
-    return buffer_node(buffer_of(copied), tensor.shape)
 
 
 def _substitute(tensor: Tensor, node: UOp) -> Tensor:
@@ -625,18 +636,19 @@ class TinyJit(Generic[P, R]):
     def _signature(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[_Signature, _Arguments]:
-        parts: list[Any] = [tuple([setting.value for setting in _SETTINGS])]
+        parts: list[Any] = [_settings()]
         self._surroundings.read(parts)
         tensors: list[Tensor] = []
         numbers: dict[str, int] = {}
         parts.append(len(args))
         for x in args:
             _read(x, parts, tensors, numbers)
-        for name in sorted(kwargs):
-            parts.append(name)
-            _read(kwargs[name], parts, tensors, numbers)
+        if kwargs:
+            for name in sorted(kwargs):
+                parts.append(name)
+                _read(kwargs[name], parts, tensors, numbers)
         arguments = _Arguments(tensors)
-        if len(arguments.params) < len(tensors):
+        if len(arguments.memory) < len(tensors):
             parts.append(("one tensor", *arguments.of))
         return _Signature(tuple(parts), tensors, numbers), arguments
 
