@@ -135,10 +135,35 @@ FLOATS = function(
 )
 
 
+# b0[0] is counted up; b1[begin] is what it became while waiting for 2, not for ever
+MEET = """
+define void @meet(ptr %buffers, ptr %v0, ptr %scratch, ptr %shared, i64 %begin, i64 %end) {
+entry:
+  %b0 = load ptr, ptr %buffers
+  %buffers.1 = getelementptr ptr, ptr %buffers, i64 1
+  %b1 = load ptr, ptr %buffers.1
+  %mine = atomicrmw add ptr %b0, i64 1 seq_cst
+  br label %wait
+wait:
+  %turn = phi i64 [ 0, %entry ], [ %turn1, %wait ]
+  %seen = load atomic i64, ptr %b0 seq_cst, align 8
+  %turn1 = add i64 %turn, 1
+  %early = icmp slt i64 %seen, 2
+  %patient = icmp slt i64 %turn, 3000000000
+  %more = and i1 %early, %patient
+  br i1 %more, label %wait, label %done
+done:
+  %to = getelementptr i64, ptr %b1, i64 %begin
+  store i64 %seen, ptr %to
+  ret void
+}
+"""
+
+
 @pytest.fixture(scope="module")
 def code() -> MachineCode:
-    names = ("mix", "parts", "places", "spread", "gather", "keep", "floats")
-    source = "\n".join([MIX, PARTS, PLACES, SPREAD, GATHER, KEEP, FLOATS])
+    names = ("mix", "parts", "places", "spread", "gather", "keep", "floats", "meet")
+    source = "\n".join([MIX, PARTS, PLACES, SPREAD, GATHER, KEEP, FLOATS, MEET])
     binary = Device["CPU"].compiler.compile(textwrap.dedent(source), "launch")
     found = MachineCode(binary, "launch", names)
     found.by_name = dict(zip(names, found.addresses))  # type: ignore[attr-defined]
@@ -221,6 +246,14 @@ def test_steps_are_cut_into_equal_parts(kernel, count, most):
     assert [end for _, end in parts[:-1]] == [begin for begin, _ in parts[1:]]
 
 
+@openmp
+def test_parts_run_at_the_same_time(kernel):
+    count, seen = memory_of([0]), memory_of([0, 0])
+    with Context(NUM_CPU_THREADS=2):
+        kernel("meet", count=2)((count, seen))
+    assert view_of(seen).tolist() == [2, 2]
+
+
 def test_a_count_that_cannot_be_multiplied_is_cut_right(code):
     # parts are called with begin and end alone, so nothing of such a size need exist
     source = textwrap.dedent("""
@@ -246,6 +279,16 @@ def test_what_is_not_parallel_runs_in_one_part(kernel):
     with Context(NUM_CPU_THREADS=4):
         kernel("parts", count=100, parallel=False)((memory, memory))
     assert parts_of(memory) == [(0, 100)]
+
+
+@openmp
+def test_a_replay_knows_which_kernels_are_parallel(kernel):
+    wide, narrow = kernel("parts", count=100), kernel("parts", count=100, parallel=False)
+    memory = memory_of(np.zeros(100)), memory_of(np.zeros(100))
+    replay = HostReplay([(wide, (0, 0), ()), (narrow, (1, 1), ())], 2)
+    with Context(NUM_CPU_THREADS=4):
+        replay(memory)
+    assert [len(parts_of(m)) for m in memory] == [4, 1]
 
 
 @pytest.mark.parametrize("count", COUNTS)
