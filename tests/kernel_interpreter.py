@@ -71,6 +71,9 @@ def run_item(item: ScheduleItem, slots: list[Array], values: Mapping[str, int]) 
     # the same memory under several numbers is one
     first = {k: item.slots.index(s) for k, s in enumerate(item.slots)}
     run_kernel(item.kernel, memory, values, first)
+    stores = [s.src[0].src[0].arg.slot for s in item.kernel.src]
+    assert stores == list(range(item.outputs)), "what is written comes first, in order"
+    assert len({item.slots[k] for k in stores}) == item.outputs, "memory is written twice"
 
 
 def run_kernel(
@@ -80,7 +83,49 @@ def run_kernel(
     same: Mapping[int, int] | None = None,
 ) -> None:
     """One kernel, PARAM k being memory[k]. All is read before anything is written."""
-    kernel = _Kernel(sink, memory, variables, same or {})
+    loops = sorted(n.arg.axis for n in sink.postorder() if n.op is Ops.RANGE)
+    assert loops == list(range(len(loops))), "axes are numbered once each, without gaps"
+    nests = nests_of(sink)
+    check_apart(nests)
+    results = [run_nest(nest, memory, variables, same or {}) for nest in nests]
+    for nest, written in zip(nests, results, strict=True):
+        for store, (at, new) in zip(nest.src, written, strict=True):
+            memory[store.src[0].src[0].arg.slot].reshape(-1)[at] = new
+
+
+def nests_of(sink: UOp) -> list[UOp]:
+    """A kernel for the stores over each set of loops, which may share none with the others."""
+    groups: dict[tuple[UOp, ...], list[UOp]] = {}
+    for store in sink.src:
+        loops = [r for i in store.src[0].src[1:] for r in i.postorder() if r.op is Ops.RANGE]
+        groups.setdefault(tuple(sorted(set(loops), key=lambda r: r.arg.axis)), []).append(store)
+    if len(groups) == 1:
+        return [sink]
+    nests = []
+    for stores in groups.values():
+        nest = UOp.sink(*stores)
+        loops = sorted((n for n in nest.postorder() if n.op is Ops.RANGE), key=lambda r: r.arg.axis)
+        new = {r: r.replace(arg=r.arg._replace(axis=k)) for k, r in enumerate(loops)}
+        for node in nest.postorder():
+            if node not in new:
+                new[node] = node.replace(src=tuple([new[s] for s in node.src]))
+        nests.append(new[nest])
+    return nests
+
+
+def check_apart(nests: list[UOp]) -> None:
+    """No nest of a kernel touches what another one writes."""
+    for a, b in itertools.permutations(nests, 2):
+        written = {s.src[0].src[0].arg.slot for s in a.src}
+        used = {n.arg.slot for n in b.postorder() if n.op is Ops.PARAM}
+        assert not written & used, "one nest writes what another one uses"
+
+
+def run_nest(
+    sink: UOp, memory: Sequence[Array], variables: Mapping[str, int], same: Mapping[int, int]
+) -> list[tuple[Array, Array]]:
+    """(addresses, values) of the stores of a kernel that is one loop nest."""
+    kernel = _Kernel(sink, memory, variables, same)
     with np.errstate(all="ignore"):
         written = [kernel.store(s, kernel.known) for s in sink.src]
         kernel.check_writes(written)
@@ -94,8 +139,7 @@ def run_kernel(
                 np.testing.assert_allclose(
                     new[order], again[nested], rtol=1e-5, atol=1e-5, err_msg="nested loops differ"
                 )
-    for store, (at, new) in zip(sink.src, written, strict=True):
-        memory[store.src[0].src[0].arg.slot].reshape(-1)[at] = new
+    return written
 
 
 class _Kernel:

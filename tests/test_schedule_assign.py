@@ -30,8 +30,11 @@ def test_random_programs_keep_their_order(program):
     check_program(*program)
 
 
-def kernels(finals, held=()) -> int:
-    return check_program(finals, list(held)).schedule.stats.kernels
+def kernels(finals, held=(), copies: int = 0) -> int:
+    """How many kernels a program takes; it keeps so many copies of old versions."""
+    stats = check_program(finals, list(held)).schedule.stats
+    assert stats.copies == copies
+    return stats.kernels
 
 
 def ints(n: int = 6) -> UOp:
@@ -61,25 +64,38 @@ def test_a_move_between_disjoint_slices_is_one_kernel():
     assert kernels([assign(x, shrink(x, (3, 6)), shrink(x, (0, 3)))]) == 1
 
 
-def test_a_swap_takes_one_copy():
+def test_a_swap_reads_both_before_it_writes_either():
     a, b = ints(), ints()
-    assert kernels([assign(a, b), assign(b, a)]) == 3
+    bound = check_program([assign(a, b), assign(b, a)], [])
+    (item,) = bound.schedule.items
+    assert item.outputs == 2 and bound.schedule.stats.stored_nbytes == 0
 
 
-def test_a_rotation_of_three_takes_one_copy():
+def test_a_rotation_of_three_reads_all_before_it_writes_any():
     a, b, c = ints(), ints(), ints()
-    assert kernels([assign(a, b), assign(b, c), assign(c, a)]) == 4
+    assert kernels([assign(a, b), assign(b, c), assign(c, a)]) == 1
 
 
-def test_old_and_new_read_together_take_one_copy():
+def test_a_swap_of_reversed_buffers_takes_one_copy():
+    a, b = ints(), ints()
+    assert kernels([assign(a, flip(b, 0)), assign(b, flip(a, 0))], copies=1) == 2
+
+
+def test_old_and_new_read_together_take_no_copy_where_one_kernel_makes_both():
     x = ints()
     new = assign(x, add(x, const(1, x)))
-    assert kernels([new], [add(x, new)]) == 3
+    assert kernels([new], [add(x, new)]) == 1
+
+
+def test_old_and_new_read_together_elsewhere_take_one_copy():
+    x = ints()
+    new = assign(x, add(x, const(1, x)))
+    assert kernels([new], [add(flip(x, 0), new)], copies=1) == 2
 
 
 def test_an_old_value_used_later_takes_no_copy():
     x = ints()
-    held = mul(x, const(3, x))
+    held = mul(flip(x, 0), const(3, x))
     assert kernels([assign(x, add(x, const(1, x)))], [held]) == 2
 
 
@@ -119,12 +135,12 @@ def test_a_chain_of_updates_is_linear():
         for _ in range(n):
             new = assign(new, add(new, const(1, x)))
         stats = check_program([new], []).schedule.stats
-        assert stats.kernels == n
-        visits.append(stats.visits / n)
+        assert stats.kernels <= n // 60 + 1 and not stats.stored_nbytes
+        visits.append((stats.visits + stats.merge_visits) / n)
     assert visits[1] <= visits[0] * 1.05
 
 
-def test_an_optimiser_step_needs_a_kernel_a_buffer_and_no_copy():
+def test_an_optimiser_step_is_one_kernel_and_no_copy():
     p, g, m, v = (buffer(5, 7) for _ in range(4))
     m2 = assign(m, add(mul(m, const(0.9, m)), mul(g, const(0.1, g))))
     v2 = assign(v, add(mul(v, const(0.99, v)), mul(mul(g, g), const(0.01, g))))
@@ -132,4 +148,5 @@ def test_an_optimiser_step_needs_a_kernel_a_buffer_and_no_copy():
     p2 = assign(p, add(p, mul(step, const(-0.001, p))))
     from tensor_graphs import check
 
-    assert check(p2, m2, v2, tolerance=1e-5).schedule.stats.kernels == 3
+    stats = check(p2, m2, v2, tolerance=1e-5).schedule.stats
+    assert stats.kernels == 1 and not stats.stored_nbytes

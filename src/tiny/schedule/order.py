@@ -10,10 +10,12 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from tiny.dtype import DType, dtypes
 from tiny.schedule.graph import TRANSFER, TensorGraph, whole_memory
 from tiny.schedule.kernels import Access, Draft, Memory, Versions, overlaps
+from tiny.schedule.nests import Index
 from tiny.uop.ops import AxisType, KernelInfo, Ops, ParamArg, RangeArg, UOp
 
 # A store is compared with this many later ones to find the first that it must precede.
@@ -22,7 +24,11 @@ MOST_COMPARED = 8
 
 @dataclass
 class Step:
-    """A kernel or a copy between devices: `memory[k]` is what its PARAM k names."""
+    """A kernel or a copy between devices: `memory[k]` is what its PARAM k names.
+
+    The first `outputs` of them are written. `joined` says which other kernels became part of it:
+    why, and the memory that they share with it.
+    """
 
     kernel: UOp
     memory: list[Memory]
@@ -30,17 +36,28 @@ class Step:
     reason: str
     target: tuple[UOp, ...] = ()
     accesses: list[Access] = field(default_factory=list)
+    outputs: int = 1
+    joined: list[tuple[str, Memory | None]] = field(default_factory=list)
 
     @property
     def written(self) -> Memory:
-        """What the step writes."""
+        """What the step writes, or the first of it."""
         return self.memory[0]
 
 
-def order_steps(
-    g: TensorGraph, drafts: Iterable[Draft], versions: Versions
-) -> tuple[list[Step], dict[int, int]]:
-    """The steps in an order to run them; with the copies made: by number, the BUFFER cell."""
+class Steps(NamedTuple):
+    """Steps in an order in which they may run; `before[k]` are those that step k comes after.
+
+    `copies` are the BUFFER cells of which an old version is kept, by the number of the copy.
+    """
+
+    steps: list[Step]
+    before: list[list[int]]
+    copies: dict[int, int]
+
+
+def order_steps(g: TensorGraph, drafts: Iterable[Draft], versions: Versions) -> Steps:
+    """The steps in an order to run them, and why; with copies where none would do otherwise."""
     steps = [(d.cell, _step_of(d)) for d in drafts]
     for i, kind in enumerate(g.kind):
         if kind == TRANSFER and g.numel[i]:
@@ -98,52 +115,63 @@ class _Order:
         self.g = g
         self.steps = steps
         n = len(steps)
+        self.before: list[dict[int, None]] = [{} for _ in range(n)]
         self.hard, self.soft = [0] * n, [0] * n
         self.hard_users: list[list[int]] = [[] for _ in range(n)]
         self.soft_users: list[list[int]] = [[] for _ in range(n)]
         # by writer: the steps that read what it overwrites, and as what they know that
         self.readers: list[list[tuple[int, Memory]]] = [[] for _ in range(n)]
         self.copies: dict[int, int] = {}
-        producer = {s.written: k for k, s in enumerate(steps)}
+        self.producer = {s.written: k for k, s in enumerate(steps)}
         for k, step in enumerate(steps):
-            before = {producer.get(a.memory) for a in step.accesses}
-            for a in step.accesses:
-                before |= {producer.get(versions.made_by[s]) for s in a.after}
-            buffer, version = step.written
-            is_writer = buffer in versions.writers and version > 0
-            if is_writer:
-                before.add(producer.get((buffer, version - 1)))
-            for b in before - {None, k}:
-                assert b is not None
+            self._draw_edges(k, step, versions)
+
+    def _draw_edges(self, k: int, step: Step, versions: Versions) -> None:
+        producer = self.producer
+        before = {producer.get(a.memory): None for a in step.accesses}
+        for a in step.accesses:
+            before.update((producer.get(versions.made_by[s]), None) for s in a.after)
+        buffer, version = step.written
+        is_writer = buffer in versions.writers and version > 0
+        if is_writer:
+            before[producer.get((buffer, version - 1))] = None
+        for b in before:
+            if b is not None and b != k:
                 self.hard[k] += 1
                 self.hard_users[b].append(k)
-            overwrites = (buffer, version - 1) if is_writer else None
-            for memory in {a.memory: None for a in step.accesses}:
-                if memory[0] in versions.writers and memory != overwrites:
-                    self._before_overwriting(k, memory, producer)
+                self.before[k][b] = None
+        overwrites = (buffer, version - 1) if is_writer else None
+        regions: dict[Memory, list[Index]] = {}
+        for a in step.accesses:
+            if a.memory[0] in versions.writers and a.memory != overwrites:
+                regions.setdefault(a.memory, []).append(a.index)
+        for memory, indices in regions.items():
+            self._before_overwriting(k, memory, indices)
 
-    def _before_overwriting(self, k: int, memory: Memory, producer: dict[Memory, int]) -> None:
+    def _before_overwriting(self, k: int, memory: Memory, indices: list[Index]) -> None:
         """Step k reads a version: it precedes the next writer of what it reads of that."""
         buffer, version = memory
-        mine = [a.index for a in self.steps[k].accesses if a.memory == memory]
         for ahead in range(1, MOST_COMPARED + 1):
-            writer = producer.get((buffer, version + ahead))
+            writer = self.producer.get((buffer, version + ahead))
             if writer is None:
                 return
             if writer == k:
                 continue
             target = self.steps[writer].target
-            if ahead == MOST_COMPARED or any(overlaps(index, target) for index in mine):
+            if ahead == MOST_COMPARED or any(overlaps(index, target) for index in indices):
                 self.soft[writer] += 1
                 self.soft_users[k].append(writer)
+                self.before[writer][k] = None
                 self.readers[writer].append((k, memory))
                 return
 
-    def run(self) -> tuple[list[Step], dict[int, int]]:
+    def run(self) -> Steps:
         """The order; see `order_steps`."""
-        steps, done, order = self.steps, [False] * len(self.steps), []
-        ready = [k for k in range(len(steps)) if not self.hard[k] and not self.soft[k]]
-        blocked = [k for k in range(len(steps)) if not self.hard[k] and self.soft[k]]
+        n = len(self.steps)
+        done = [False] * n
+        order: list[int] = []
+        ready = [k for k in range(n) if not self.hard[k] and not self.soft[k]]
+        blocked = [k for k in range(n) if not self.hard[k] and self.soft[k]]
         while ready or blocked:
             if not ready:
                 # nothing can run: the earliest writer that waits for readers only
@@ -157,7 +185,7 @@ class _Order:
             if done[k]:
                 continue
             done[k] = True
-            order.append(steps[k])
+            order.append(k)
             for user in self.hard_users[k]:
                 self.hard[user] -= 1
                 if not self.hard[user]:
@@ -167,22 +195,32 @@ class _Order:
                 if not self.soft[user] and not self.hard[user] and not done[user]:
                     heapq.heappush(ready, user)
         assert all(done), "the steps of a schedule wait for each other"
-        return order, self.copies
+        place = {k: at for at, k in enumerate(order)}
+        before = [[place[b] for b in self.before[k]] for k in order]
+        return Steps([self.steps[k] for k in order], before, self.copies)
 
-    def _copy_for_readers(self, k: int, done: list[bool]) -> Step:
+    def _copy_for_readers(self, k: int, done: list[bool]) -> int:
         """A step that keeps what step k is about to overwrite, for those still to read it."""
         buffer, version = self.steps[k].written
         number = -1 - len(self.copies)
         self.copies[number] = buffer
+        copy = len(self.steps)
         for reader, memory in self.readers[k]:
             step = self.steps[reader]
             if not done[reader]:
                 step.memory = [(number, 0) if m == memory else m for m in step.memory]
                 self.soft_users[reader].remove(k)
+                self.before[reader][copy] = None
+                self.before[k].pop(reader, None)  # it may read two versions
         node = self.g.nodes[buffer]
-        return Step(
+        step = Step(
             copy_kernel(node.dtype, self.g.shape[buffer]),
             [(number, 0), (buffer, version - 1)],
             self.g.device[buffer],
             "the old value of a buffer, read after it is overwritten",
         )
+        self.steps.append(step)
+        maker = self.producer.get((buffer, version - 1))
+        self.before.append({} if maker is None else {maker: None})
+        self.before[k][copy] = None
+        return copy

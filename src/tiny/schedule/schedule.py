@@ -12,8 +12,10 @@ from typing import NamedTuple
 from tiny._core.graph import canonical_key
 from tiny.dtype import DType
 from tiny.helpers import DEBUG, NO_MEMORY_PLANNER, SPEC, STRICT_REDUCE, disable_gc
-from tiny.schedule.graph import TensorGraph, canonicalise, read_graph
+from tiny.schedule.graph import MEMORY, TensorGraph, canonicalise, read_graph
+from tiny.schedule.joins import join_steps
 from tiny.schedule.kernels import Versions, build_kernels
+from tiny.schedule.liveness import Needs, order_by_memory
 from tiny.schedule.memory import Lifetime, plan_memory
 from tiny.schedule.order import Step, order_steps
 from tiny.schedule.ranges import plan_kernels
@@ -83,6 +85,8 @@ class ScheduleStats(NamedTuple):
     rounds: int
     kernels: int
     stored_nbytes: int  # written by kernels and copies to neither outputs nor inputs
+    merge_visits: int = 0  # edges between kernels looked at to join them
+    copies: int = 0  # of old versions of buffers
 
 
 @dataclass(frozen=True)
@@ -164,25 +168,29 @@ def _make_schedule(
     targets = {device: target_of(device) for device in dict.fromkeys(g.device)}
     plan, rounds, visits = plan_kernels(g, targets)
     versions = Versions(g)
-    steps, copies = order_steps(g, build_kernels(g, plan, versions), versions)
-    slots, slot_of = _make_slots(g, buffers, steps, copies)
+    ordered = order_steps(g, build_kernels(g, plan, versions), versions)
+    kept = {i for i, kind in enumerate(g.kind) if kind == MEMORY} | {o.cell for o in g.outputs}
+    steps, before, merge_visits = join_steps(ordered, kept, targets)
+    slots, slot_of = _make_slots(g, buffers, steps, ordered.copies)
+    # all versions of a buffer are one slot
+    numbers = [tuple([slot_of[cell] for cell, _ in step.memory]) for step in steps]
     items = []
-    for step in steps:
-        # all versions of a buffer are one slot
-        numbers = tuple([slot_of[cell] for cell, _ in step.memory])
-        for k in numbers if step.kernel.op is Ops.SINK else ():
-            if slots[k].device != step.device:
+    for k in order_by_memory(before, *_temporaries(slots, steps, numbers)):
+        step = steps[k]
+        for n in numbers[k] if step.kernel.op is Ops.SINK else ():
+            if slots[n].device != step.device:
                 raise ValueError(
-                    f"a kernel on {step.device} uses memory of {slots[k].device}; "
+                    f"a kernel on {step.device} uses memory of {slots[n].device}; "
                     f"copy it with .to({step.device!r})"
                 )
-        items.append(ScheduleItem(step.kernel, numbers, step.device, step.reason))
+        reason = _reason(step, slot_of)
+        items.append(ScheduleItem(step.kernel, numbers[k], step.device, reason, step.outputs))
     arena = _place_temporaries(slots, items)
     outputs = tuple([View(slot_of[o.cell], o.moves) for o in g.outputs])
     variables = {n.arg.name for i in items for n in i.kernel.postorder() if n.op is Ops.DEFINE_VAR}
-    written = {i.slots[0] for i in items}
-    stored = sum(s.nbytes for k, s in enumerate(slots) if s.role == "temp" and k in written)
-    stats = ScheduleStats(len(g), visits, rounds, len(items), stored)
+    stored = sum(s.nbytes for s in slots if s.role == "temp")
+    copies = sum(number in slot_of for number in ordered.copies)
+    stats = ScheduleStats(len(g), visits, rounds, len(items), stored, merge_visits, copies)
     schedule = Schedule(tuple(items), tuple(slots), arena, outputs, tuple(sorted(variables)), stats)
     if SPEC:
         for item in items:
@@ -207,15 +215,41 @@ def _make_slots(
             slot_of[o.cell] = len(slots)
             slots.append(Slot(g.nodes[o.cell].dtype, g.shape[o.cell], g.device[o.cell], "output"))
     for step in steps:
-        i = step.written[0]
-        if i not in slot_of:
-            of = copies.get(i, i)
-            dtype = g.nodes[of].dtype
-            if g.nodes[of].op is Ops.STORE:  # the staged value of an assignment
-                dtype = step.kernel.src[0].src[1].dtype
-            slot_of[i] = len(slots)
-            slots.append(Slot(dtype, g.shape[of], step.device, "temp"))
+        for k, (i, _) in enumerate(step.memory[: step.outputs]):
+            if i not in slot_of:
+                of = copies.get(i, i)
+                dtype = g.nodes[of].dtype
+                if g.nodes[of].op is Ops.STORE:  # the staged value of an assignment
+                    dtype = step.kernel.src[k].src[1].dtype
+                slot_of[i] = len(slots)
+                slots.append(Slot(dtype, g.shape[of], step.device, "temp"))
     return slots, slot_of
+
+
+def _temporaries(
+    slots: list[Slot], steps: list[Step], numbers: list[tuple[int, ...]]
+) -> tuple[list[Needs], dict[int, int]]:
+    """What each step makes and reads of the temporary slots, and their sizes."""
+    nbytes = {k: s.nbytes for k, s in enumerate(slots) if s.role == "temp"}
+    needs = []
+    for step, mine in zip(steps, numbers, strict=True):
+        made = tuple([k for k in mine[: step.outputs] if k in nbytes])
+        read = tuple(dict.fromkeys(k for k in mine[step.outputs :] if k in nbytes))
+        needs.append(Needs(made, read))
+    return needs, nbytes
+
+
+def _reason(step: Step, slot_of: dict[int, int]) -> str:
+    """Why what a step makes is stored, and which other kernels became part of it."""
+    reasons = [step.reason]
+    for why, memory in step.joined:
+        if memory is None:
+            reasons.append(f"joined: {why}")
+        elif memory[0] in slot_of:
+            reasons.append(f"joined: {why} slot {slot_of[memory[0]]}")
+        else:
+            reasons.append(f"joined: {why} what is stored no more")
+    return "; ".join(reasons)
 
 
 def _place_temporaries(slots: list[Slot], items: list[ScheduleItem]) -> dict[str, int]:
@@ -239,7 +273,9 @@ def _place_temporaries(slots: list[Slot], items: list[ScheduleItem]) -> dict[str
 def _explain(schedule: Schedule) -> None:
     """Print what is stored, and why."""
     for item in schedule.items:
-        slot = schedule.slots[item.slots[0]]
         name = item.kernel.arg.name if item.kernel.op is Ops.SINK else "copy"
-        where = "GLOBAL" if slot.role == "temp" else slot.role
-        print(f"schedule {name:<28} {slot.shape} {slot.dtype} {where}: {item.reason}")
+        written = []
+        for slot in [schedule.slots[k] for k in item.slots[: item.outputs]]:
+            where = "GLOBAL" if slot.role == "temp" else slot.role
+            written.append(f"{slot.shape} {slot.dtype} {where}")
+        print(f"schedule {name:<28} {', '.join(written)}: {item.reason}")
