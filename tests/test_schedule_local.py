@@ -61,7 +61,7 @@ def stages():
 
 
 # values are kept wherever they can be, however little it saves
-EVERYWHERE = {"OPERATIONS_A_BYTE": 0.01, "LOCAL_WORK": -100, "FEWEST_ROWS": 1}
+EVERYWHERE = {"OPERATIONS_A_BYTE": 0.01, "LOCAL_WORK": -100}
 
 
 def kernels_of(*roots: UOp, tolerance: float = 1e-5) -> list[UOp]:

@@ -125,6 +125,12 @@ def estimate_costs(g: TensorGraph, stored: frozenset[int]) -> Costs:
                 entry_nbytes[i] = b = itemsize * g.numel[sources[0]] / g.numel[i]
                 w, cells = 0.0, frozenset((i,))
                 foot[i] = 1
+            elif kind == VIEW and foot[i] > 1 and g.numel[i] > g.numel[sources[0]] > 0:
+                # a reduction too, and seen as what it costs for each element of what it is used in
+                share = g.numel[sources[0]] / g.numel[i]
+                entry_work[i], entry_nbytes[i] = w, b = w * share, b * share
+                cells = frozenset((i,))
+                foot[i] = 1
             work[i], nbytes[i] = w, b
             if kind != VIEW and len(cells) > LARGEST_SET:
                 is_load = True

@@ -217,7 +217,7 @@ class _Builder:
             )
             return
         kept = UOp(Ops.STAGE, node.dtype, (value, *stage.own), StageArg(False, shape))
-        if not r.kernel.make_ahead(scope):
+        if not r.kernel.make_ahead(scope, r.kernel.built):
             self.broken[i] = "row over other loops than one in the same kernel"
         r.gate = gate
         r.free = scope | self.loops.of_all(index) | self.loops.of_all(gate)
@@ -243,7 +243,7 @@ class _Builder:
             r.value = self.reduce(node, r)
             if r.src:
                 r.free = r.src[0].free & ~self.loops.of_all(r.extra or ())
-            if r.value.op is Ops.REDUCE and not r.kernel.make_ahead(r.free):
+            if r.value.op is Ops.REDUCE and not r.kernel.make_ahead(r.free, r.kernel.built):
                 self.broken[i] = "reduction over other loops than one in the same kernel"
         elif not r.src:  # all padding
             r.value = UOp.const(0, node.dtype) if kind == VIEW else node
@@ -299,7 +299,7 @@ class _Builder:
         draft.target = index
         if g.kind[i] == EFFECT and _reads_what_it_overwrites(draft):
             return self.staged(kernel, draft, value)
-        draft.sink = _settled(_store(buffer.dtype, shape, index, value), kernel.scopes)
+        draft.sink = _settled(_store(buffer.dtype, shape, index, value), kernel.scopes())
         return [draft]
 
     def staged(self, kernel: Kernel, draft: Draft, value: UOp) -> list[Draft]:
@@ -313,7 +313,7 @@ class _Builder:
         now = UOp(Ops.PARAM, dtype, (), ParamArg(slot, g.shape[written[0]]))
         value = _replaced(value, before, now)
         params = [(i, 0), *draft.params[1:], (written[0], written[1] - 1)]
-        sink = _settled(_store(dtype, shape, kernel.index, value), kernel.scopes)
+        sink = _settled(_store(dtype, shape, kernel.index, value), kernel.scopes())
         first = Draft(i, sink, params, draft.device, STAGED, (), draft.accesses)
         source = UOp(Ops.PARAM, dtype, (), ParamArg(1, shape))
         load = UOp(Ops.INDEX, dtype, (source, *kernel.index))

@@ -12,6 +12,10 @@ from tiny.uop.ops import AxisType, Ops, RangeArg, UOp
 Index = tuple[UOp, ...]
 Clauses = tuple[UOp, ...]
 
+# By the loops of a nest: those among them in each step of which a value is made once.
+Chains = dict[int, set[int]]
+
+MOST_SCOPES = 32  # of one nest
 ZERO = UOp.const(0, dtypes.index)
 NO_CLAUSES: Clauses = ()
 
@@ -30,8 +34,8 @@ class Kernel:
     """A nest of loops about to compute one store: numbered axes, output loops first."""
 
     __slots__ = (
-        "ahead",
         "buffers",
+        "built",
         "cells",
         "continued",
         "device",
@@ -44,11 +48,11 @@ class Kernel:
         "outer",
         "output_loops",
         "pending",
+        "planned",
         "products",
         "reason",
         "reduces",
         "root",
-        "scopes",
         "siblings",
         "sizes",
     )
@@ -62,11 +66,12 @@ class Kernel:
         self.outer: list[int] = []  # by axis: the mask of the loops outside it
         self.siblings: list[int] = []  # by axis: the mask of the loops opened together with it
         self.level: list[int] = []  # by axis: how many nests it is inside of
-        self.ahead: dict[int, set[int]] = {}  # by nest: in which of its loops a value is made once
+        # by nest: in which of its loops a value is made once, as planned and as built
+        self.planned: Chains = {}
+        self.built: Chains = {}
         self.index = self.open_loops(_symbolic_shape(g, root), AxisType.LOOP, 0)
         self.output_loops = (1 << len(self.sizes)) - 1
         self.nests = {self.output_loops}  # masks of the loops around the body of each nest
-        self.scopes: list[int] = []  # masks of the loops at which something is computed once
         self.kept_nbytes = 0  # in memory of the thread
         self.notes: list[str] = []  # why something is kept
         self.reduces: dict[tuple[object, ...], Index] = {}
@@ -96,7 +101,7 @@ class Kernel:
         self.siblings += [mask] * (len(self.sizes) - first)
         return tuple(index)
 
-    def make_ahead(self, free: int) -> bool:
+    def make_ahead(self, free: int, chains: Chains) -> bool:
         """Note that a value is made once for each step of some loops; whether a loop order does it.
 
         Of two such values in one nest, the loops of one must be among those of the other.
@@ -104,12 +109,16 @@ class Kernel:
         axes = axes_of(free)
         deepest = max([self.level[axis] for axis in axes], default=0)
         for nest in {self.siblings[axis] for axis in axes if self.level[axis] == deepest}:
-            mask, others = free & nest, self.ahead.setdefault(nest, set())
+            mask, others = free & nest, chains.setdefault(nest, set())
             if mask not in others:
-                if any(mask & m not in (mask, m) for m in others):
+                if len(others) == MOST_SCOPES or any(mask & m not in (mask, m) for m in others):
                     return False
                 others.add(mask)
         return True
+
+    def scopes(self) -> list[int]:
+        """The loops of each nest at which something is planned to be computed once."""
+        return [mask for masks in self.planned.values() for mask in masks]
 
     def product(self, mask: int) -> int:
         """How often the body of these loops runs."""

@@ -17,7 +17,6 @@ from tiny.uop.target import Target
 
 MOST_REQUESTS = 16
 MOST_CELLS = 1000  # values computed in one kernel
-MOST_SCOPES = 32
 OPERATIONS_A_BYTE = 8
 LEAST_ITEMSIZE = 4  # a mask of bytes is not worth a kernel of its own because it is small
 FREE_WORK = 64  # a value that loads nothing is computed again below this work
@@ -29,7 +28,6 @@ LOOSE_RATIO = 2.5  # points evaluated for each element needed; gated points coun
 REDUCE_RATIO = 1.25
 NESTED_REDUCE = 16  # a reduction this long may run in the loop of another, or more than once
 ROW_NBYTES = 256 << 10  # a row this long stays in the cache between the loops over it
-FEWEST_ROWS = 4
 SERIAL_POINTS = 1 << 16  # a kernel of fewer points needs no second thread
 LOCAL_WORK = 8  # operations saved for each element by keeping it, rather than repeating them
 # Whether values are kept at all: code generation must know STAGE.
@@ -37,6 +35,11 @@ LOCAL_STAGES = False
 # Rows of a matmul or convolution are tiled only where nothing is kept for each row around or
 # below it. Until code generation can do both, such values are stored.
 LOCAL_CONTRACTIONS = False
+
+
+# The steps of a reduction's own loop are not shared among threads. Until they are, a long one over
+# rows that have reductions of their own stores what it adds up, one value a row.
+THREADED_REDUCTIONS = False
 
 
 class Where(IntEnum):
@@ -173,48 +176,49 @@ class Placement:
         kernel, mask = r.kernel, r.mask
         if mask in kernel.nests:
             return ""
-        inner = mask & ~kernel.output_loops
         foot = self.costs.foot[i]
+        nest = kernel.output_loops
+        inner = mask & ~nest
         if inner:
+            nest = kernel.siblings[inner.bit_length() - 1]
             if foot <= NESTED_REDUCE or i in kernel.continued:
                 return ""
-            return f"reduction over {foot} elements inside the loop of another"
-        row = kernel.product(kernel.output_loops & ~mask) * self.g.nodes[kernel.root].dtype.itemsize
+            if self.costs.contracts[i]:
+                return f"contraction over {foot} elements inside the loop of another reduction"
+            rows, threads = kernel.product(kernel.output_loops), self.targets[kernel.device].threads
+            points = kernel.product(mask) * foot
+            if rows < threads and points > SERIAL_POINTS and not THREADED_REDUCTIONS:
+                return f"{amount(points, 'op')} inside the loop of a reduction, for one thread"
+            if not nest & ~mask:
+                return ""
+        row = kernel.product(nest & ~mask) * self.g.nodes[kernel.root].dtype.itemsize
         row = max(row, 4 * foot)
         if row > ROW_NBYTES:
             return f"reduction over a row of {amount(row, 'B')}, which leaves the cache"
-        return self.open_scope(kernel, mask, "reduction", foot)
+        return self.why_not_ahead(kernel, mask, "reduction", row // 4)
 
     def why_broadcast_apart(self, i: int, r: Request) -> str:
         """Why an elementwise value wanted once is not computed inside the kernel."""
-        kernel, mask = r.kernel, r.mask
+        kernel, mask, work = r.kernel, r.mask, self.costs.work[i]
         missing = kernel.output_loops & ~mask
         # not where the innermost loop does not need it: there it is computed outside of that,
         # nor inside a reduction, whose loops are outside of it
-        if (
-            missing
-            and missing < mask <= kernel.output_loops
-            and self.costs.work[i] > BROADCAST_WORK
-        ):
-            times = kernel.product(missing)
-            if times >= BROADCAST_COUNT:
-                return f"{self.costs.work[i]:.0f} operations repeated {times} times by a broadcast"
-        return ""
-
-    def open_scope(self, kernel: Kernel, mask: int, what: str, elements: int) -> str:
-        """Note that something is computed ahead, in the loops of a mask; or say why it is not."""
-        if mask == kernel.output_loops or mask in kernel.scopes:
+        if not missing or not missing < mask <= kernel.output_loops or work <= BROADCAST_WORK:
             return ""
+        if self.costs.foot[i] > NESTED_REDUCE:
+            return self.why_reduce_apart(i, r)  # computed with the reduction, ahead of the others
+        times = kernel.product(missing)
+        if times < BROADCAST_COUNT:
+            return ""
+        return f"{work:.0f} operations repeated {times} times by a broadcast"
+
+    def why_not_ahead(self, kernel: Kernel, mask: int, what: str, elements: int) -> str:
+        """Why a value is not made once in each step of some loops, ahead of the loops inside."""
         rows = kernel.product(mask)
-        threads = self.targets[kernel.device].threads
-        if rows < FEWEST_ROWS or (rows < threads and rows * elements > SERIAL_POINTS):
+        if not mask or (rows < self.targets[kernel.device].threads and elements > SERIAL_POINTS):
             return f"{what} of only {rows} rows"
-        for s in kernel.scopes:
-            if mask & s not in (mask, s):
-                return f"{what} over other loops than one in the same kernel"
-        if len(kernel.scopes) == MOST_SCOPES:
-            return f"its kernel has {MOST_SCOPES} nested scopes"
-        kernel.scopes.append(mask)
+        if not kernel.make_ahead(mask, kernel.planned):
+            return f"{what} over other loops than one in the same kernel"
         return ""
 
     # ------------------------------------------------------------ kept for a row
@@ -258,7 +262,7 @@ class Placement:
         if 4 * elements * self.costs.foot[i] > limit:
             streamed = amount(4 * elements * self.costs.foot[i], "B")
             return Verdict(Where.GLOBAL, f"{streamed} read for a row leave the cache")
-        reason = self.open_scope(kernel, scope, "row", elements)
+        reason = self.why_not_ahead(kernel, scope, "row", elements)
         if reason:
             return Verdict(Where.GLOBAL, reason)
         kernel.kept_nbytes += box
