@@ -18,6 +18,7 @@ one BUFFER: the second reads it, and gets a copy when the owner is written (see 
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import weakref
@@ -201,7 +202,8 @@ class Tensor(CastsMixin):
     def _bind(self, storage: _Storage, root: UOp, uop: UOp) -> None:
         self._storage, self._root, self._uop = storage, root, uop
         self.grad, self.requires_grad = None, None
-        _live[id(self)] = self
+        number = id(self)
+        _live[number] = weakref.ref(self, functools.partial(_live.pop, number))
 
     @classmethod
     def _view(cls, storage: _Storage, root: UOp, uop: UOp) -> Self:
@@ -944,7 +946,7 @@ class Tensor(CastsMixin):
         nodes = set(self.uop.postorder())
         leaves = [
             t
-            for t in list(_live.values())
+            for t in live_tensors()
             if t.requires_grad is not False
             and t.is_floating_point()
             and t.device is not None
@@ -1007,8 +1009,14 @@ class Tensor(CastsMixin):
         return _unpickled, (self.numpy(), self.dtype, self.device, self.requires_grad)
 
 
-# all tensors there are, by id: `==` of tensors is elementwise, so they can not be in a set
-_live: weakref.WeakValueDictionary[int, Tensor] = weakref.WeakValueDictionary()
+# All tensors there are, by id: `==` of tensors is elementwise, so they can not be in a set. What
+# takes one out is C (the second argument of pop is the reference), since thousands come and go.
+_live: dict[int, weakref.ref[Tensor]] = {}
+
+
+def live_tensors() -> list[Tensor]:
+    """All tensors there are."""
+    return [t for found in list(_live.values()) if (t := found()) is not None]
 
 
 def _unpickled(
@@ -1152,7 +1160,7 @@ def _realize(tensors: Sequence[Tensor]) -> None:
       go, since that version is gone afterwards; and so on for the writes that this carries out.
     - What shares nodes with a computed graph shares the result.
     """
-    live = list(_live.values())
+    live = live_tensors()
     _realize_storages(_wanted(tensors, live), live)
 
 
@@ -1160,7 +1168,7 @@ def _realize_storages(wanted: Sequence[_Storage], live: Sequence[Tensor] = ()) -
     """Compute storages. `live` are all tensors, where the caller has their list."""
     if not wanted:
         return
-    live = live or list(_live.values())
+    live = live or live_tensors()
     pending = [s for s in _storages(live) if s.node.op not in (Ops.BUFFER, Ops.CONST)]
     stale = _add_stale_readers(wanted, pending)
     outputs = list(dict.fromkeys(s.node for s in (*wanted, *stale)))
@@ -1231,23 +1239,30 @@ def _add_stale_readers(wanted: Sequence[_Storage], pending: Sequence[_Storage]) 
     stale: list[_Storage] = []
     taken = set(wanted)
     rest = [s for s in pending if s not in taken]
+    if not rest:
+        return stale
+    after_op, buffer_op = Ops.AFTER, Ops.BUFFER
     while True:
         newest: dict[UOp, UOp] = {}
         versions: dict[UOp, UOp] = {}
         for node in UOp.sink(*[s.node for s in (*wanted, *stale)]).postorder():
-            buffer = _memory(node) if node.op in (Ops.AFTER, Ops.BUFFER) else None
-            if buffer is not None:
-                versions[node] = buffer
-                if node.op is Ops.AFTER:
-                    newest[buffer] = node  # sources come first: the last one is the newest
+            op = node.op
+            if op is after_op or op is buffer_op:
+                buffer = _memory(node)
+                if buffer is not None:
+                    versions[node] = buffer
+                    if op is after_op:
+                        newest[buffer] = node  # sources come first: the last one is the newest
         old = {node for node, b in versions.items() if b in newest and newest[b] is not node}
         if not old:
             return stale
         kept = set(newest.values())
         reads = set(old)
+        more_writes = False
         for node in UOp.sink(*[s.node for s in rest]).postorder():
             if node not in kept and not reads.isdisjoint(node.src):
                 reads.add(node)
+            more_writes = more_writes or (node.op is after_op and node not in versions)
         found = [s for s in rest if s.node in reads]
         if not found:
             return stale
@@ -1255,6 +1270,8 @@ def _add_stale_readers(wanted: Sequence[_Storage], pending: Sequence[_Storage]) 
             if _split_view(storage.node) in old:  # nothing is computed: a copy must be made
                 storage.node = UOp(Ops.CONTIGUOUS, storage.node.dtype, (storage.node,))
         stale += found
+        if not more_writes:  # nothing that they bring along overwrites anything else
+            return stale
         taken.update(found)
         rest = [s for s in rest if s not in taken]
 
@@ -1266,7 +1283,7 @@ def _add_stale_readers(wanted: Sequence[_Storage], pending: Sequence[_Storage]) 
 
 def settle() -> None:
     """Compute all that is pending anywhere, and give every value memory that no other reads."""
-    live = list(_live.values())
+    live = live_tensors()
     fixed = [t for t in live if all(isinstance(size, int) for size in t.shape)]
     _realize(fixed)
     shared = []
@@ -1294,7 +1311,7 @@ def _give_memory(storage: _Storage) -> UOp:
 
 def realize_step(tensors: Sequence[Tensor]) -> None:
     """Compute tensors, and carry out every write that is pending."""
-    live = list(_live.values())
+    live = live_tensors()
     wanted = _wanted(tensors, live)
     taken = set(wanted)
     for storage in _storages(live):
@@ -1306,11 +1323,6 @@ def realize_step(tensors: Sequence[Tensor]) -> None:
 def pending_count() -> int:
     """It has grown since another call if some value may be pending that was not then."""
     return _changes.pending
-
-
-def live_tensors() -> list[Tensor]:
-    """All tensors there are."""
-    return list(_live.values())
 
 
 def compute_readers(buffers: Collection[UOp], clean: weakref.WeakSet[UOp]) -> None:
@@ -1325,7 +1337,7 @@ def compute_readers(buffers: Collection[UOp], clean: weakref.WeakSet[UOp]) -> No
                 reader.node = UOp(Ops.CONTIGUOUS, reader.node.dtype, (reader.node,))
                 found.append(reader)
     taken = set(found)
-    for storage in _storages(_live.values()):
+    for storage in _storages(live_tensors()):
         node = storage.node
         if node.op in (Ops.BUFFER, Ops.CONST) or storage in taken or node in clean:
             continue
@@ -1411,7 +1423,7 @@ def made_by(token: object) -> list[Tensor]:
     """The tensors whose values were computed under the recorder with that token."""
     return [
         t
-        for t in list(_live.values())
+        for t in live_tensors()
         if t._storage.maker is token and t._storage.node.op is not Ops.CONST
     ]
 
