@@ -93,6 +93,9 @@ class BufferSpec:
     nolru: bool = False
 
 
+_NO_WISHES = BufferSpec()
+
+
 class Allocator(ABC, Generic[Memory]):
     """The memory of a device. Sizes are in bytes; every piece begins at a multiple of 64.
 
@@ -120,7 +123,7 @@ class Allocator(ABC, Generic[Memory]):
                 if not kept:
                     del self._kept[rounded]
                 return memory
-        spec = options or BufferSpec()
+        spec = options or _NO_WISHES
         try:
             return self._alloc(rounded, spec)
         except MemoryError:
@@ -139,7 +142,7 @@ class Allocator(ABC, Generic[Memory]):
 
     def free(self, memory: Memory, size: int, options: BufferSpec | None = None) -> None:
         """Give back what `alloc` gave for `size`."""
-        rounded, spec = _rounded(size), options or BufferSpec()
+        rounded, spec = _rounded(size), options or _NO_WISHES
         keep = LRU and not spec.nolru and rounded <= self.max_kept_nbytes
         if not keep or not self._reusable(memory):
             self._free(memory, spec)
@@ -150,7 +153,7 @@ class Allocator(ABC, Generic[Memory]):
             self.kept_nbytes += rounded
             while self.kept_nbytes > self.max_kept_nbytes:
                 oldest, pieces = next(iter(self._kept.items()))
-                self._free(pieces.pop(0), BufferSpec())
+                self._free(pieces.pop(0), _NO_WISHES)
                 self.kept_nbytes -= oldest
                 if not pieces:
                     del self._kept[oldest]
@@ -162,7 +165,7 @@ class Allocator(ABC, Generic[Memory]):
             self.kept_nbytes = 0
         for pieces in kept.values():
             for memory in pieces:
-                self._free(memory, BufferSpec())
+                self._free(memory, _NO_WISHES)
 
     @abstractmethod
     def _alloc(self, size: int, options: BufferSpec) -> Memory:
