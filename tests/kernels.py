@@ -454,13 +454,20 @@ def legal_opts(ast: UOp, target: Target, count: int, seed: int) -> list[tuple[Op
     lists: dict[tuple[Opt, ...], None] = {(): None}
     for _ in range(8 * count):
         kernel = Kernel(ast, target)
-        for _ in range(draw.randint(1, 4)):
-            n = draw.choice([2, 3, 4, 5, 6, 8, 12])
-            op = draw.choice([OptOps.VEC, OptOps.VEC, OptOps.UPCAST, OptOps.UNROLL, OptOps.SWAP])
+        for _ in range(draw.randint(1, 6)):
+            op = draw.choice([OptOps.VEC, *OptOps])
             axis = draw.randrange(max(len(kernel.axes), 1))
-            other = draw.randrange(4) if op is OptOps.SWAP else n
+            if op is OptOps.STAGE:
+                some = None if draw.random() < 0.3 else axis
+                opt = Opt(op, some, draw.randrange(max(len(kernel.loads), 1)))
+            elif op is OptOps.SWAP:
+                opt = Opt(op, axis, draw.randrange(max(len(kernel.axes), 1)))
+            elif op is OptOps.THREAD:
+                opt = Opt(op, axis)
+            else:
+                opt = Opt(op, axis, draw.choice([2, 3, 4, 5, 6, 8, 12, 16, 32]))
             try:
-                kernel.apply_opt(Opt(op, axis, other))
+                kernel.apply_opt(opt)
             except KernelOptError:
                 continue
         lists[kernel.applied_opts] = None

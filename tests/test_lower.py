@@ -12,7 +12,8 @@ from tiny.codegen import LinearProgram, Opt, OptOps, lower
 from tiny.dtype import dtypes
 from tiny.helpers import Context
 from tiny.runtime.python import interpret
-from tiny.uop.ops import Ops, UOp
+from tiny.uop.ops import Ops
+from tiny.uop.structure import check_program
 
 VEC, UPCAST, UNROLL, SWAP = OptOps.VEC, OptOps.UPCAST, OptOps.UNROLL, OptOps.SWAP
 
@@ -117,34 +118,11 @@ def bodies(program: LinearProgram) -> dict[int, Counter[Ops]]:
     return found
 
 
-def assert_well_formed(program: LinearProgram) -> None:
-    """Sources before users, inside of the loops that they are in; loops closed in order."""
-    open_loops: list[UOp] = []
-    scope_of: dict[UOp, tuple[UOp, ...]] = {}
-    stored: set[UOp] = set()
-    for u in program.uops:
-        assert u.op is Ops.STORE or u not in scope_of, f"{u} stands twice"
-        for s in u.src:
-            assert s in scope_of, f"{s} is used before it is computed"
-            if not (u.op is Ops.AFTER or u.op is Ops.END):
-                assert scope_of[s] == tuple(open_loops)[: len(scope_of[s])], f"{s} left its loop"
-        if u.op is Ops.STORE and u.src[0].op is Ops.DEFINE_REG:
-            assert u.src[0] not in stored, "a register has one update"
-            stored.add(u.src[0])
-        if u.op is Ops.END:
-            assert open_loops.pop() is u.src[0]
-        scope_of[u] = tuple(open_loops)
-        if u.op is Ops.RANGE:
-            open_loops.append(u)
-            scope_of[u] = tuple(open_loops)
-    assert not open_loops
-
-
 @pytest.mark.parametrize("name", CASES)
 def test_programs_are_well_formed(name):
     case = CASES[name]()
     for opts in [*legal_opts(case.sink, TARGET, 12, seed=3), None]:
-        assert_well_formed(lower(case.sink, TARGET, opts))
+        check_program(lower(case.sink, TARGET, opts))
 
 
 def test_a_tile_loads_each_operand_once():

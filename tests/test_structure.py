@@ -196,6 +196,11 @@ GOOD_PROGRAMS = {
     "a register in two loops": [written(
         REG, LOOP, REG.store(REG + ONE), end(LOOP), SECOND, REG.store(REG * ONE), end(SECOND),
         at(TO, 0).store(REG.after(end(SECOND))))],
+    "two thread loops": [written(
+        threads(4, 8), end(threads(4, 8)), THREAD, at(TO, THREAD).store(ONE), end(THREAD))],
+    "a sum outside": [written(
+        REG, LOOP, REG.store(REG + ONE), done := end(LOOP), REG.after(done), THREAD,
+        at(TO, THREAD).store(REG.after(done)), end(THREAD))],
     "invariant outside": [written(at(FROM, 3).load(), THREAD, at(TO, THREAD).store(
         at(FROM, 3).load()), end(THREAD))],
     "partial sums": [written(
@@ -212,17 +217,17 @@ def test_programs_that_fit_together(name):
 BAD_PROGRAMS = {
     "a node is wrong": ([written(splat(ONE, 4) + ONE)], "phase 0: .*is_vector"),
     "no thread loop": ([Phase(written(TO).uops, 4)], "4 steps, and 0 loops"),
-    "two thread loops": ([written(threads(4, 8), end(threads(4, 8)), THREAD, end(THREAD))],
-                         "2 loops of kind THREAD"),
+    "other thread loops": ([written(threads(3, 8), end(threads(3, 8)), THREAD, end(THREAD))],
+                           "does not have 3 steps"),
     "steps": ([Phase(written(THREAD, end(THREAD)).uops, 3)], "does not have 3 steps"),
     "no steps": ([Phase((), 0)], "0 steps"),
-    "inside of a loop": ([written(LOOP, THREAD, end(THREAD), end(LOOP))], "outside of the THREAD"),
-    "a store outside": ([written(at(TO, 0).store(ONE), THREAD, end(THREAD))], "outside of the TH"),
-    "a store after": ([written(THREAD, end(THREAD), at(TO, 0).store(ONE))], "outside of the TH"),
-    "a register outside": ([written(REG, THREAD, REG.store(ONE), end(THREAD))], "outside of the"),
+    "inside of a loop": ([written(LOOP, THREAD, end(THREAD), end(LOOP))], "inside of another"),
+    "a store outside": ([written(at(TO, 0).store(ONE), THREAD, end(THREAD))], "outside of THREAD"),
+    "a store after": ([written(THREAD, end(THREAD), at(TO, 0).store(ONE))], "outside of THREAD"),
+    "a register outside": ([written(REG, THREAD, REG.store(ONE), end(THREAD))], "pass on"),
     "read before it is written": (
         [written(at(TO, 3).load(), THREAD, at(TO, THREAD).store(at(TO, 3).load()), end(THREAD))],
-        "read before the THREAD loop"),
+        "read outside of THREAD loops"),
     "a register in nested loops": (
         [written(REG, LOOP, INNER, REG.store(ONE), end(INNER), REG.store(REG + ONE), end(LOOP))],
         "in one around that loop"),

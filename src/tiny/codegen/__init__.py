@@ -12,7 +12,7 @@ from tiny.codegen.opt.heuristic import choose_opts
 from tiny.codegen.program import LinearProgram, Phase, ProgramParam
 from tiny.helpers import NOOPT, SPEC, STRICT_REDUCE
 from tiny.uop.ops import GroupOp, Ops, UOp
-from tiny.uop.spec import spec_kernel, spec_program, verify
+from tiny.uop.structure import check_kernel, check_program
 from tiny.uop.target import Target
 
 __all__ = ["KernelOptError", "LinearProgram", "Opt", "OptOps", "Phase", "ProgramParam", "lower"]
@@ -44,7 +44,7 @@ def lower(kernel: UOp, target: Target, opts: Sequence[Opt] | None = None) -> Lin
 
 def _lower(ast: UOp, target: Target, opts: tuple[Opt, ...] | None) -> LinearProgram:
     if SPEC:
-        verify(ast, spec_kernel, "kernel")
+        check_kernel(ast)
     kernel = Kernel(ast, target)
     if opts is None:
         opts = () if NOOPT else choose_opts(kernel)
@@ -52,11 +52,8 @@ def _lower(ast: UOp, target: Target, opts: tuple[Opt, ...] | None) -> LinearProg
         kernel.apply_opt(opt)
     tiled = kernel.tiled()
     phases = linearize(tiled, target)
-    if SPEC:
-        for phase in phases:
-            verify(phase.uops, spec_program, f"program {kernel.name} {kernel.applied_opts}")
     params = _params(kernel)
-    return LinearProgram(
+    program = LinearProgram(
         name=kernel.name,
         phases=phases,
         params=params,
@@ -67,11 +64,14 @@ def _lower(ast: UOp, target: Target, opts: tuple[Opt, ...] | None) -> LinearProg
         scratch_nbytes=tiled.scratch_nbytes,
         shared_nbytes=tiled.shared_nbytes,
     )
+    if SPEC:
+        check_program(program)
+    return program
 
 
 def _params(kernel: Kernel) -> tuple[ProgramParam, ...]:
     """The buffers of a kernel, by slot."""
-    read = {n.src[0] for n in kernel.loads}
+    read = {n.src[0] for n in kernel.loads if n.src[0].op is Ops.PARAM}
     params = sorted(read | kernel.written, key=lambda p: p.arg.slot)
     return tuple(
         [

@@ -284,7 +284,8 @@ def check_program(program: Program) -> None:
     """SpecError if a linear program does not fit together. Phases are lists of their own.
 
     - Operations come after their sources and in scope, and what opens is closed.
-    - A phase of several steps has one THREAD loop of that many, outermost, with all effects in it.
+    - A phase of several steps has THREAD loops of that many, outermost, with all stores in them.
+      What stands outside is done again by every thread.
     - A register is written in loops of which none is around another, and read after a loop in
       which it was written.
     - Scratch memory is as large as its pieces need; what is read of it was written before, and
@@ -304,25 +305,35 @@ def _failed(level: str, uops: Sequence[UOp], at: int, what: str) -> SpecError:
 
 
 def _check_threads(phase: ProgramPhase, level: str) -> None:
-    """One THREAD loop of `count` steps, and nothing with an effect outside of it."""
+    """THREAD loops of `count` steps, outermost, and no store outside of them."""
     uops = phase.uops
-    loops = [k for k, u in enumerate(uops) if u.op is Ops.RANGE and u.arg.kind is AxisType.THREAD]
-    if phase.count < 1 or len(loops) > 1 or (phase.count > 1 and not loops):
-        raise SpecError(f"{level}: {phase.count} steps, and {len(loops)} loops of kind THREAD")
-    if not loops:
+    threads = {u for u in uops if u.op is Ops.RANGE and u.arg.kind is AxisType.THREAD}
+    if phase.count < 1 or (phase.count > 1 and not threads):
+        raise SpecError(f"{level}: {phase.count} steps, and {len(threads)} loops of kind THREAD")
+    if not threads:
         return
-    start, size = loops[0], uops[loops[0]].src[0]
-    if size.op is not Ops.CONST or size.arg != phase.count:
-        raise _failed(level, uops, start, f"the THREAD loop does not have {phase.count} steps")
-    end = next(k for k, u in enumerate(uops) if u.op is Ops.END and u.src[0] is uops[start])
     stored = {u.src[0].src[0] for u in uops if u.op is Ops.STORE and u.src[0].op is Ops.INDEX}
+    before: set[UOp] = set()  # what stands outside of the THREAD loops
+    open_: list[UOp] = []
     for k, u in enumerate(uops):
-        if start <= k <= end:
-            continue
-        if u.op in (Ops.RANGE, Ops.IF, Ops.STORE, Ops.DEFINE_REG, Ops.BARRIER) or k > end:
-            raise _failed(level, uops, k, "outside of the THREAD loop, where every thread does it")
-        if u.op is Ops.LOAD and u.src[0].src[0] in stored:
-            raise _failed(level, uops, k, "read before the THREAD loop, and written in it")
+        is_inside = bool(open_) and open_[0] in threads
+        if u in threads:
+            if open_:
+                raise _failed(level, uops, k, "the THREAD loop is inside of another")
+            if u.src[0].op is not Ops.CONST or u.src[0].arg != phase.count:
+                raise _failed(level, uops, k, f"it does not have {phase.count} steps")
+        if u.op in (Ops.RANGE, Ops.IF):
+            open_.append(u)
+        elif u.op in (Ops.END, Ops.ENDIF):
+            open_.pop()
+        if not is_inside:
+            before.add(u)
+            if (u.op is Ops.STORE and u.src[0].op is Ops.INDEX) or u.op is Ops.BARRIER:
+                raise _failed(level, uops, k, "outside of THREAD loops, so every thread does it")
+            if u.op is Ops.LOAD and u.src[0].src[0] in stored:
+                raise _failed(level, uops, k, "read outside of THREAD loops, written in one")
+        elif u.op is Ops.STORE and u.src[0].op is Ops.DEFINE_REG and u.src[0] in before:
+            raise _failed(level, uops, k, "steps of a THREAD loop do not pass on a register")
 
 
 def _check_registers(uops: Sequence[UOp], level: str) -> None:
