@@ -1,10 +1,12 @@
 """A training step of `conv_net` beside tinygrad and PyTorch: the first, the steady, and its parts.
 
-    python benchmarks/conv_net.py [--steps 10] [--starts 3] [--libraries tiny,tinygrad,torch]
+    python benchmarks/conv_net.py [--steps 10] [--starts 3] [--libraries "tiny jit,tiny,torch"]
 
 Batch 128 of 28x28 images, cross-entropy, Adam. Each library has a process of its own; they step
-in turns. Caches on disk are off, so the first step compiles everything. Needs tinygrad==0.14.0
-(its CPU device needs clang) and torch==2.13.0, or leave them out of --libraries.
+in turns. With `jit` the step is run by the library's TinyJit: plainly once, captured at the
+second step, replayed from the third on. Caches on disk are off, so the first step compiles
+everything. Needs tinygrad==0.14.0 (its CPU device needs clang) and torch==2.13.0, or leave them
+out of --libraries.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from tiny.bench import (
     time_text,
 )
 
-LIBRARIES = ("tiny", "tinygrad", "torch")
+LIBRARIES = ("tiny jit", "tiny", "tinygrad jit", "tinygrad", "torch")  # the first is compared
 NO_CACHE = {"CACHELEVEL": "0", "CCACHE": "0"}
 STAGES = {
     "tiny": [
@@ -39,7 +41,8 @@ STAGES = {
         Stage("compile", "tiny/runtime/", "load"),
         Stage("run", "tiny/runtime/"),
         Stage("run", "tiny/device.py"),
-        Stage("run", "tiny/engine/realize.py", "_launch"),  # a native call has no frame
+        # native calls have no frames of their own
+        Stage("run", "tiny/engine/realize.py", "__call__"),
         Stage("engine", "tiny/engine/"),
         Stage("graph", "tiny/bench/models.py"),
     ],
@@ -61,8 +64,9 @@ STAGE_NAMES = ("graph", "schedule", "lower", "compile", "run", "engine", "other"
 
 
 def make_step(library: str) -> Callable[[], float]:
-    """A step of one library; its loss."""
+    """A step of one library, by its TinyJit or not; the loss."""
     x, y = models.images()
+    library, _, jit = library.partition(" ")
     if library == "torch":
         import torch_models
 
@@ -72,13 +76,13 @@ def make_step(library: str) -> Callable[[], float]:
     lib = importlib.import_module(library)
     net = models.conv_net(lib)
     models.set_weights(lib, net)
-    return models.training_step(lib, net, x, y)
+    return models.training_step(lib, net, x, y, jit=bool(jit))
 
 
 def make_stages(library: str) -> Callable[[], dict[str, float]]:
     """A step of one library; the seconds that it spent in each stage."""
     step = make_step(library)
-    return lambda: time_stages(step, STAGES[library])
+    return lambda: time_stages(step, STAGES[library.partition(" ")[0]])
 
 
 # ---------------------------------------------------------------- the report
@@ -101,6 +105,7 @@ def measure(libraries: list[str], steps: int, starts: int) -> dict[str, list[Run
 
 def print_steps(runs: dict[str, list[Run]]) -> None:
     first = {name: Times([r.steps.samples[0] for r in rs]) for name, rs in runs.items()}
+    second = {name: rs[-1].steps.samples[1] for name, rs in runs.items()}
     steady = {name: Times(rs[-1].steps.samples[3:]) for name, rs in runs.items()}
     ours = next(iter(runs))
 
@@ -109,12 +114,22 @@ def print_steps(runs: dict[str, list[Run]]) -> None:
 
     print_table(
         "conv_net, one training step",
-        ("library", "first", f"{ours} faster", "steady", f"{ours} faster", "spread", "last loss"),
+        (
+            "library",
+            "first",
+            f"{ours} faster",
+            "second",
+            "steady",
+            f"{ours} faster",
+            "spread",
+            "last loss",
+        ),
         [
             (
                 name,
                 time_text(first[name].median),
                 faster(first, name),
+                time_text(second[name]),
                 time_text(steady[name].median),
                 faster(steady, name),
                 f"{steady[name].spread:.0%}",
@@ -151,7 +166,7 @@ def main() -> None:
         if library not in LIBRARIES:
             parser.error(f"--libraries: {library!r} is none of {', '.join(LIBRARIES)}")
     print_steps(measure(libraries, args.steps, args.starts))
-    print_stages([library for library in libraries if library in STAGES])
+    print_stages([library for library in libraries if library in STAGES])  # samples see Python
 
 
 if __name__ == "__main__":

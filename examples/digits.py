@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 import tiny
-from tiny import Tensor
+from tiny import Tensor, TinyJit
 from tiny.bench.models import digits_net
 from tiny.nn.datasets import digits
 from tiny.nn.optim import AdamW
@@ -37,6 +37,16 @@ def train(net, x: Tensor, y: Tensor, epochs: int, console: Console) -> list[floa
     rng, losses = np.random.default_rng(0), []
     images, labels = x.numpy(), y.numpy()
     steps = len(images) // BATCH
+
+    @TinyJit
+    def learn(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        with Tensor.train():
+            optimizer.zero_grad()
+            out = net(x)
+            loss = out.sparse_categorical_crossentropy(y).backward()
+            optimizer.step()
+            return loss, (out.argmax(axis=1) == y).mean()
+
     columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
         task = progress.add_task("training", total=epochs * steps)
@@ -45,14 +55,7 @@ def train(net, x: Tensor, y: Tensor, epochs: int, console: Console) -> list[floa
                 order, right = rng.permutation(len(images)), 0.0
                 for step in range(steps):
                     batch = order[step * BATCH : (step + 1) * BATCH]
-                    xb, yb = Tensor(images[batch]), Tensor(labels[batch])
-                    with Tensor.train():
-                        optimizer.zero_grad()
-                        out = net(xb)
-                        loss = out.sparse_categorical_crossentropy(yb)
-                        hits = (out.argmax(axis=1) == yb).mean()
-                        loss.backward()
-                        Tensor.realize(loss, hits, *optimizer.schedule_step())
+                    loss, hits = learn(Tensor(images[batch]), Tensor(labels[batch]))
                     losses.append(loss.item())
                     right += hits.item()
                     text = f"epoch {epoch + 1:2}  loss {losses[-1]:.3f}"

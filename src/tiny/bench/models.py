@@ -104,25 +104,26 @@ def set_weights(lib: Any, net: Any, seed: int = 0) -> None:
 
 
 def training_step(
-    lib: Any, net: Any, x: np.ndarray, y: np.ndarray, lr: float = 1e-3
+    lib: Any, net: Any, x: np.ndarray, y: np.ndarray, lr: float = 1e-3, jit: bool = False
 ) -> Callable[[], float]:
     """A function that trains one step with Adam on the cross-entropy of a batch; the loss.
 
     The images take the dtype of the first parameter. All that the step changes is realized
-    with the loss: parameters, the optimizer's state, running statistics.
+    with the loss: parameters, the optimizer's state, running statistics. With `jit` the library's
+    TinyJit runs it, given images and labels.
     """
     parameters = lib.nn.state.get_parameters(net)
     optimizer = lib.nn.optim.Adam(parameters, lr=lr)
     state = lib.nn.state.get_state_dict(net).values()
     statistics = [t for t in state if not any(t is p for p in optimizer.params)]
     images_ = lib.Tensor(x).cast(optimizer.params[0].dtype).realize()
-    labels = lib.Tensor(y).realize()
+    labels_ = lib.Tensor(y).realize()
 
-    def step() -> float:
+    def train(images: Any, labels: Any) -> Any:
         with lib.Context(TRAINING=1):
             optimizer.zero_grad()
-            loss = net(images_).sparse_categorical_crossentropy(labels).backward()
-            loss.realize(*optimizer.schedule_step(), *statistics)
-        return float(loss.item())
+            loss = net(images).sparse_categorical_crossentropy(labels).backward()
+            return loss.realize(*optimizer.schedule_step(), *statistics)
 
-    return step
+    run = lib.TinyJit(train) if jit else train
+    return lambda: float(run(images_, labels_).item())
