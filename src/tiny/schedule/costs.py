@@ -56,8 +56,9 @@ class Costs:
 
     `foot` is the product of the sizes of nested reductions below, up to what is stored; `depth`
     is how many are nested, whether stored or not: of two of one depth none needs the other.
-    `contracts`: a contraction is among them, that is a long reduction of two operands, each of
-    which is used again along a dimension that the other varies in (a matmul, a convolution).
+    `is_contraction`: a long reduction of two operands, each of which is used again along a
+    dimension that the other varies in (a matmul, a convolution); `contracts`: one of the
+    reductions below is such.
     """
 
     work: list[float]
@@ -65,6 +66,7 @@ class Costs:
     foot: list[int]
     depth: list[int]
     contracts: list[bool]
+    is_contraction: list[bool]
     operands: list[Operands]
 
     def varies(self, i: int, d: int) -> bool:
@@ -83,7 +85,7 @@ def estimate_costs(g: TensorGraph, stored: frozenset[int]) -> Costs:
     seen: list[frozenset[int]] = [_NOTHING] * n
     seen_work, seen_nbytes, seen_foot = [0.0] * n, [0.0] * n, [1] * n
     entry_work, entry_nbytes = [0.0] * n, [0.0] * n
-    contracts, seen_contracts = [False] * n, [False] * n
+    contracts, seen_contracts, is_contraction = [False] * n, [False] * n, [False] * n
     operands = find_operands(g, stored)
     users = [0] * n
     for sources in g.src:
@@ -111,7 +113,7 @@ def estimate_costs(g: TensorGraph, stored: frozenset[int]) -> Costs:
                 depth[i] += 1
                 foot[i] *= count
                 if count > HANDFUL and operands and _is_contraction(g, i, operands[sources[0]]):
-                    contracts[i] = True
+                    contracts[i] = is_contraction[i] = True
                 if b == 0 and w <= CLOSED_FORM_WORK:
                     foot[i] = count = 1
                 entry_work[i], entry_nbytes[i] = w, b = count * (w + 1), count * b
@@ -146,7 +148,7 @@ def estimate_costs(g: TensorGraph, stored: frozenset[int]) -> Costs:
             users[s] -= 1
             if not users[s]:
                 seen[s] = _NOTHING  # sets are short-lived: a long chain holds few of them
-    return Costs(work, nbytes, foot, depth, contracts, operands)
+    return Costs(work, nbytes, foot, depth, contracts, is_contraction, operands)
 
 
 def find_operands(g: TensorGraph, stored: frozenset[int]) -> list[Operands]:

@@ -38,6 +38,7 @@ class Kernel:
         "built",
         "cells",
         "continued",
+        "contracting",
         "device",
         "index",
         "kept_nbytes",
@@ -76,6 +77,7 @@ class Kernel:
         self.notes: list[str] = []  # why something is kept
         self.reduces: dict[tuple[object, ...], Index] = {}
         self.products: dict[int, int] = {0: 1}
+        self.contracting = 0  # the mask of the loops of contractions
         self.continued: set[int] = set()  # reductions that another, of the same kind, goes on with
         self.cells = 0
         self.buffers = {root}
@@ -261,13 +263,16 @@ def split_clauses(gate: UOp | None) -> Clauses | None:
     return tuple(clauses)
 
 
-def is_reused(r: Request) -> bool:
-    """Whether a value of a reduce loop stays the same in a loop outside of that."""
+def repeated_over(r: Request) -> int:
+    """The loops outside of the reduce loops of a request that it does not depend on.
+
+    Its value is computed again in each of their steps, as an operand of a matmul is.
+    """
     kernel = r.kernel
+    missing = 0
     inner = r.mask & ~kernel.output_loops
     while inner:
         axis = inner.bit_length() - 1
-        if kernel.outer[axis] & ~r.mask:
-            return True
+        missing |= kernel.outer[axis] & ~r.mask
         inner ^= 1 << axis
-    return False
+    return missing

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from tiny.schedule.costs import Costs
 from tiny.schedule.graph import MEMORY, REDUCE, SCALAR, TRANSFER, VERSION, VIEW, TensorGraph
-from tiny.schedule.nests import Kernel, Loops, Request, is_reused
+from tiny.schedule.nests import Kernel, Loops, Request, repeated_over
 from tiny.uop.target import Target
 
 MOST_REQUESTS = 16
@@ -105,8 +105,9 @@ class Placement:
         points = 0.0
         reused = False
         for r in requests:
-            points += r.kernel.product(r.mask) * r.fraction
-            reused = reused or is_reused(r)
+            missing = repeated_over(r)
+            points += r.kernel.product(r.mask | missing) * r.fraction
+            reused = reused or missing > 0
         ratio = points / g.numel[i]
         itemsize = max(g.nodes[i].dtype.itemsize, LEAST_ITEMSIZE)
         again = (wanted - 1) * nbytes
@@ -129,7 +130,7 @@ class Placement:
             return HERE
         kept = Verdict(Where.GLOBAL)
         if LOCAL_STAGES:
-            kept = self.keep(i, requests, points, reused, cheap)
+            kept = self.keep(i, requests, points, cheap)
             if kept.where is Where.LOCAL:
                 return kept
         if cheap:
@@ -174,9 +175,11 @@ class Placement:
     def why_reduce_apart(self, i: int, r: Request) -> str:
         """Why a reduction wanted once is not computed inside the kernel that wants it."""
         kernel, mask = r.kernel, r.mask
-        if mask in kernel.nests:
-            return ""
         foot = self.costs.foot[i]
+        if mask in kernel.nests:
+            if mask == kernel.output_loops or LOCAL_CONTRACTIONS or not self.costs.contracts[i]:
+                return ""
+            return f"contraction over {foot} elements of a row that is kept"
         nest = kernel.output_loops
         inner = mask & ~nest
         if inner:
@@ -223,9 +226,7 @@ class Placement:
 
     # ------------------------------------------------------------ kept for a row
 
-    def keep(
-        self, i: int, requests: Sequence[Request], points: float, reused: bool, cheap: bool
-    ) -> Verdict:
+    def keep(self, i: int, requests: Sequence[Request], points: float, cheap: bool) -> Verdict:
         """LOCAL if a value can be kept in memory of the thread; else GLOBAL, and why it can not.
 
         The dimensions at which all requests agree, by loops of the output, make the scope; the
@@ -234,7 +235,8 @@ class Placement:
         g, kernel = self.g, requests[0].kernel
         if any(r.kernel is not kernel for r in requests):
             return Verdict(Where.GLOBAL)
-        if not LOCAL_CONTRACTIONS and (reused or self.costs.contracts[i]):
+        contracted = any(r.mask & kernel.contracting for r in requests)
+        if not LOCAL_CONTRACTIONS and (contracted or self.costs.contracts[i]):
             return Verdict(Where.GLOBAL, "no row is kept around or below a contraction")
         scope, dims, elements = 0, [], 1
         for d, e in enumerate(requests[0].index):

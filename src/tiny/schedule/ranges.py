@@ -228,6 +228,8 @@ class _Walk:
                 if ranges is None:
                     ranges = kernel.open_loops(sizes, AxisType.REDUCE, r.mask)
                     kernel.reduces[key] = ranges
+                if self.costs.is_contraction[i]:
+                    kernel.contracting |= self.loops.of_all(ranges)
                 index = list(r.index)
                 for axis, loop in zip(axes, ranges, strict=True):
                     index[axis] = loop
