@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from tiny._core.expand import expand
 from tiny.codegen.lower.decompose import decompose
-from tiny.codegen.lower.expand import expand
 from tiny.codegen.lower.indices import flatten_indices, lower_index_division
+from tiny.codegen.lower.sums import SumRules
 from tiny.codegen.lower.tiled import TiledKernel
 from tiny.codegen.program import Phase
 from tiny.dtype import dtypes
@@ -18,4 +19,6 @@ def linearize(kernel: TiledKernel, target: Target) -> tuple[Phase, ...]:
     sink = flatten_indices(kernel.sink)
     sink = decompose(sink, target)
     sink = lower_index_division(sink)
-    return expand(kernel, sink, has_double=dtypes.float64 in target.dtypes)
+    rules = SumRules(kernel.strict, dtypes.float64 in target.dtypes)
+    phases = expand(kernel, sink, rules, dtypes.float64)
+    return tuple(Phase(uops, count) for uops, count in phases)

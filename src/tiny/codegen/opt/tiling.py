@@ -18,7 +18,7 @@ from tiny.codegen.lower.tiled import Loop, TiledAxis, TiledKernel
 from tiny.codegen.opt.axes import Axis, Split, copies_of
 from tiny.codegen.opt.opts import KernelOptError
 from tiny.dtype import DType, dtypes
-from tiny.uop.ops import AxisType, LocalArg, Ops, RangeArg, ReduceArg, StageArg, UOp
+from tiny.uop.ops import AxisType, GroupOp, LocalArg, Ops, RangeArg, ReduceArg, StageArg, UOp
 from tiny.uop.target import Target
 
 __all__ = ["tile_kernel"]
@@ -170,16 +170,19 @@ class _Tiling:
     def kernel(self) -> TiledKernel:
         new = self.new
         new.update(self.values)
-        for node in self.ast.postorder():
+        order = self.ast.postorder()
+        packed = {_function_of(load, order): (load, axis) for load, axis in self.staged.items()}
+        for node in order:
             if node in self.values:
+                continue
+            if node in packed:
+                new[node] = self.packed(node, *packed[node])
                 continue
             src = tuple([new[s] for s in node.src])
             if node.op is Ops.REDUCE:
                 new[node] = self.reduce(node, src[0])
             elif node.op is Ops.STAGE:
                 new[node] = self.stage(node, src[0])
-            elif node.op is Ops.INDEX and node in self.staged:
-                new[node] = self.packed(node, self.staged[node])
             elif node.op is Ops.INDEX and node.src[0].op is Ops.STAGE:
                 front, back = self.around[node.src[0]]
                 rank = 1 + len(node.src[0].arg.shape)
@@ -332,8 +335,8 @@ class _Tiling:
 
     # ------------------------------------------------------------ operands
 
-    def packed(self, node: UOp, axis: int | None) -> UOp:
-        """The load of an operand from memory of its own, filled inside of a loop.
+    def packed(self, value: UOp, node: UOp, axis: int | None) -> UOp:
+        """An operand, or what is made of it alone, in memory of its own filled inside of a loop.
 
         The box holds what the leaves inside read, laid out with the lanes innermost, tiles
         around them, then loops as they nest: what is read next to each other is next to each
@@ -357,7 +360,7 @@ class _Tiling:
             dims = [_Dim(1, one, 0, 0, None, (0, 0))]
         # what no loop outside changes is filled once, in a phase of its own
         shared = not any(n.op is Ops.RANGE for start in base for n in start.postorder())
-        box = self.memory([x.extent for x in dims], node.dtype, shared)
+        box = self.memory([x.extent for x in dims], value.dtype, shared)
         indices, own = self.fill_loops(dims, memory, shared)
         source = list(base)
         for x, index in zip(dims, indices, strict=True):
@@ -367,21 +370,15 @@ class _Tiling:
             source[x.dim] = source[x.dim] + step
         source = [simplify(i) for i in source]
         gate = _inside(source, memory.arg.shape)
-        value = UOp(Ops.INDEX, node.dtype, (memory, *source, *([gate] if gate is not None else [])))
-        stage = self.filled(box, indices, value, own)
+        gated = () if gate is None else (gate,)
+        load = UOp(Ops.INDEX, node.dtype, (memory, *source, *gated))
+        stage = self.filled(box, indices, value.substitute({node: load}), own)
         rest = self.other_conditions(node)
-        return UOp(Ops.INDEX, node.dtype, (stage, *[x.reader for x in dims], *rest))
+        return UOp(Ops.INDEX, value.dtype, (stage, *[x.reader for x in dims], *rest))
 
     def other_conditions(self, node: UOp) -> list[UOp]:
         """The gate of a load less the conditions that its indices are inside of the buffer."""
-        memory, *at = node.src
-        shape = memory.arg.shape
-        if len(at) == len(shape):
-            return []
-        known = set()
-        for i, size in zip(at, shape, strict=False):
-            known |= {simplify(i.const_like(-1) < i), simplify(i < size)}
-        rest = [self.new[t] for t in at[-1].split_uop(Ops.AND) if t not in known]
+        rest = [self.new[t] for t in _conditions_of(node)]
         if not rest:
             return []
         gate = rest[0]
@@ -558,6 +555,39 @@ class _Tiling:
             index = index + lane
         self.axes[number] = TiledAxis(size, False, tile, lane)
         return index, own, loop
+
+
+def _function_of(load: UOp, order: list[UOp]) -> UOp:
+    """The most that is made of a load and constants alone, and is all that becomes of it.
+
+    Such as the activation of what the layer before has left: it is computed once an element when
+    it is kept. The load itself if there is no such value, or if it has a condition of its own,
+    where it is 0 and that value might not be.
+    """
+    if _conditions_of(load):
+        return load
+    mine = {load}
+    exits: set[UOp] = set()
+    for n in order:
+        inside = [s for s in n.src if s in mine]
+        alone = all(s in mine or s.op is Ops.CONST for s in n.src)
+        if inside and alone and n.op in GroupOp.Elementwise and n.dtype is not dtypes.index:
+            mine.add(n)
+        else:
+            exits.update(inside)
+    return exits.pop() if len(exits) == 1 else load
+
+
+def _conditions_of(load: UOp) -> list[UOp]:
+    """The conditions of a load that do not say that its indices are inside of the buffer."""
+    memory, *at = load.src
+    shape = memory.arg.shape
+    if len(at) == len(shape):
+        return []
+    known = set()
+    for i, size in zip(at, shape, strict=False):
+        known |= {simplify(i.const_like(-1) < i), simplify(i < size)}
+    return [t for t in at[-1].split_uop(Ops.AND) if t not in known]
 
 
 def _sizes(leaves: Sequence[UOp]) -> list[int]:

@@ -1,0 +1,92 @@
+"""How sums are cut: what is added up side by side, and when another sum begins."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from tiny.codegen.lower.tiled import Loop
+from tiny.dtype import DType, dtypes
+from tiny.uop.ops import Ops, UOp
+
+__all__ = ["SumRules"]
+
+# A chain of dependent additions waits for each one's result; with this many chains side by side
+# the units are busy. More only cost registers.
+ENOUGH_ACCUMULATORS = 8
+
+# How many steps a sum of floats takes before it goes into another one.
+LONG_SUM = 16  # at least, in a contraction
+SHORT_SUM = 64  # at most, in float32, before one in float64
+
+
+class SumRules:
+    """The choices that lowering makes about reductions.
+
+    With `strict` each adds up in index order. With `has_double`, long sums of float32 that are no
+    contractions are carried on in float64.
+    """
+
+    def __init__(self, strict: bool, has_double: bool) -> None:
+        self.strict = strict
+        self.has_double = has_double and not strict
+
+    def separate(self, sizes: Sequence[int], accumulators: int) -> list[int]:
+        """Which tiles of a reduction, of these sizes, get accumulators of their own."""
+        found: list[int] = []
+        if not self.strict:
+            for k in reversed(range(len(sizes))):
+                if accumulators * sizes[k] <= ENOUGH_ACCUMULATORS:
+                    found.insert(0, k)
+                    accumulators *= sizes[k]
+        return found
+
+    def levels(self, group: Sequence[UOp], loops: Sequence[Loop]) -> list[Loop]:
+        """The loops of reductions at which another sum begins, the outermost loop first.
+
+        A long sum of floats is a sum of sums: its error grows with the length of the longest of
+        them, not with that of the whole (Higham, SIAM J. Sci. Comput. 1993). A sum that is no
+        contraction, such as a mean or a variance, is carried on in float64, which costs little
+        beside what it loads; it has two levels, the inner one short and in float32.
+        """
+        if not loops:
+            return []
+        if self.strict or not any(q.arg.op is Ops.ADD and q.dtype.kind == "f" for q in group):
+            return [loops[0]]
+        if any(self.is_statistic(q) for q in group):
+            inner = len(loops)
+            while inner and _steps(loops[inner - 1 :]) <= SHORT_SUM:
+                inner -= 1
+            return [loops[k] for k in dict.fromkeys((0, inner)) if k < len(loops)]
+        starts = [len(loops) - 1]
+        for k in reversed(range(len(loops) - 1)):
+            if _steps(loops[starts[0] :]) >= LONG_SUM:
+                starts.insert(0, k)
+            else:
+                starts[0] = k
+        return [loops[k] for k in starts]
+
+    def dtype(self, q: UOp, loops: Sequence[Loop], levels: Sequence[Loop], level: int) -> DType:
+        """What sums of a level are held in."""
+        if not (levels and self.is_statistic(q)):
+            return q.dtype
+        first = next(k for k, loop in enumerate(loops) if loop is levels[level])
+        is_short = level + 1 >= len(levels) and _steps(loops[first:]) <= SHORT_SUM
+        return q.dtype if is_short else dtypes.float64
+
+    def is_statistic(self, q: UOp) -> bool:
+        """Whether a REDUCE adds up float32 values or squares: no product of two things."""
+        value = q.src[0]
+        if value.op is Ops.WHERE and value.src[2].op is Ops.CONST and value.src[2].arg == 0:
+            value = value.src[1]
+        return (
+            self.has_double
+            and q.arg.op is Ops.ADD
+            and q.dtype is dtypes.float32
+            and not (value.op is Ops.MUL and value.src[0] is not value.src[1])
+        )
+
+
+def _steps(loops: Sequence[Loop]) -> int:
+    """How often the body of loops runs, at most."""
+    return math.prod(loop.leaf.src[0].arg for loop in loops)
