@@ -219,6 +219,18 @@ def test_sums_over_other_loops_stay_apart():
     assert outputs(reduce(x, 0), reduce(x, 1)) == [1, 1]
 
 
+def test_a_sum_and_an_elementwise_kernel_over_its_loops_read_an_operand_together():
+    x = buffer(40, 32)
+    rows = expand(reduce(x, 1), 40, 32)
+    for roots in ([mul(x, rows), add(x, x)], [add(x, x), mul(x, rows)]):
+        (item,) = items(*roots)
+        assert item.outputs == 2 and len(reduces(item)) == 1
+    # scaled by row before it is summed by column: still an element of x for each step
+    scale = expand(buffer(40, 1), 40, 32)
+    (item,) = items(reduce(mul(x, scale), 0), reduce(x, 0))
+    assert item.outputs == 2 and len(reduces(item)) == 2
+
+
 def test_contractions_stay_apart():
     x, a, b = buffer(8, 9), buffer(9, 10), buffer(9, 10)
     assert outputs(matmul(x, a), matmul(x, b)) == [1, 1]

@@ -108,12 +108,24 @@ class Part:
         return None if target is None else sorted(self.loops, key=lambda r: -abs(target[1][r]))
 
     def is_contraction(self) -> bool:
-        """Whether an operand of a reduction is used again along an output loop."""
-        outer, inner = set(self.loops), set(self.inner)
-        for r in self.reads:
-            used = {n for e in r.load.src[1:] for n in e.postorder() if n.op is Ops.RANGE}
-            if used & inner and not outer <= used:
-                return True
+        """Whether a reduction has no operand with an element for each of its steps.
+
+        Then its operands are used again and again, and how it is tiled is what counts.
+        """
+        ranges: dict[UOp, frozenset[UOp]] = {}
+        widest: dict[UOp, int] = {}  # the most ranges that one load below a node depends on
+        for n in self.nodes:
+            used = frozenset((n,)) if n.op is Ops.RANGE else frozenset()
+            ranges[n] = used.union(*[ranges[s] for s in n.src])
+            widest[n] = max([widest[s] for s in n.src], default=0)
+            if n.op is Ops.INDEX:
+                widest[n] = len(ranges[n])
+            elif n.op is Ops.REDUCE:
+                if widest[n] < len(ranges[n]):
+                    return True
+                # what it gives has fewer loops than what it loads
+                ranges[n] -= set(n.src[1:])
+                widest[n] = 0
         return False
 
 

@@ -236,7 +236,7 @@ class _Joiner:
             risen = max(level, body.level)
             if risen > body.level and risen >= body.least_after:
                 continue
-            if body.device != part.step.device or body.has_reduce != part.has_reduce:
+            if body.device != part.step.device:
                 continue
             if body.is_contraction or body.has_stage:
                 continue
@@ -245,11 +245,14 @@ class _Joiner:
             if part.step.written[0] in body.cells or any(c in body.made for c in part.cells):
                 continue
             cuts = Cuts()
+            before = body.loops, body.inner
             where = self._where_it_goes_along(body, part, cuts)
             memory = None if where is None else self._common(body, part, where)
             if where is None or memory is None:
                 cuts.undo()
+                body.loops, body.inner = before
                 continue
+            body.has_reduce = body.has_reduce or part.has_reduce
             body.joined.append((f"{part.step.reason}, over the same loops, reads", memory))
             body.level = risen
             body.add(part, where)
@@ -261,7 +264,8 @@ class _Joiner:
         """Where the loops of a kernel over as many elements are in a body, by their order."""
         order = part.row_major()
         assert order is not None
-        if [(r.src[0], r.arg.kind) for r in part.inner] != [(p.size, p.kind) for p in body.inner]:
+        sizes = [(r.src[0], r.arg.kind) for r in part.inner]
+        if part.inner and body.inner and sizes != [(p.size, p.kind) for p in body.inner]:
             return None
         ours = _dense([(p, p.size) for p in leaves_of(body.row_major)])
         theirs = _dense([(r, r.src[0]) for r in order])
@@ -271,16 +275,18 @@ class _Joiner:
         if part.has_reduce:
             # what is computed once for some of the loops has those outermost, in both
             mine = [leaf for r in part.loops for leaf in _outermost_first(where[r])]
-            if mine != leaves_of(body.loops):
+            if body.has_reduce and mine != leaves_of(body.loops):
                 return None
-        for r, piece in zip(part.inner, body.inner, strict=True):
-            where[r] = [(piece, 1)]
+            body.loops = mine
+        if part.inner:
+            body.inner = body.inner or [Piece(size, kind) for size, kind in sizes]
+            where.update({r: [(p, 1)] for r, p in zip(part.inner, body.inner, strict=True)})
         return where
 
     @staticmethod
     def _common(body: Body, part: Part, where: Where) -> Memory | None:
-        """An operand that both read at the same index, a scalar apart; in the reduction, if any."""
-        inner = set(body.inner)
+        """An operand that both read at the same index, a scalar apart; in reductions, if both."""
+        inner = set(body.inner) if part.has_reduce and body.has_reduce else set()
         for r in part.reads:
             mine = terms_of(part, where, r.load)
             if not mine or not mine[1] or (inner and not inner & mine[1].keys()):
