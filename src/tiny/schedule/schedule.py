@@ -20,7 +20,8 @@ from tiny.schedule.memory import Lifetime, plan_memory
 from tiny.schedule.order import Step, order_steps
 from tiny.schedule.ranges import plan_kernels
 from tiny.uop.ops import Ops, UOp
-from tiny.uop.spec import spec_kernel, spec_tensor, verify
+from tiny.uop.spec import spec_tensor, verify
+from tiny.uop.structure import check_kernel
 from tiny.uop.target import Target
 
 MOST_SCHEDULES = 1024
@@ -195,7 +196,7 @@ def _make_schedule(
     if SPEC:
         for item in items:
             if item.kernel.op is Ops.SINK:
-                verify(item.kernel, spec_kernel, f"kernel {item.kernel.arg.name}")
+                check_kernel(item.kernel)
     if DEBUG >= 3:
         _explain(schedule)
     return schedule
