@@ -454,7 +454,10 @@ def legal_opts(ast: UOp, target: Target, count: int, seed: int) -> list[tuple[Op
     lists: dict[tuple[Opt, ...], None] = {(): None}
     for _ in range(8 * count):
         kernel = Kernel(ast, target)
-        for _ in range(draw.randint(1, 6)):
+        wanted = draw.randint(1, 6)
+        for _ in range(4 * wanted):
+            if len(kernel.applied_opts) == wanted:
+                break
             op = draw.choice([OptOps.VEC, *OptOps])
             axis = draw.randrange(max(len(kernel.axes), 1))
             if op is OptOps.STAGE:

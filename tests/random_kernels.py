@@ -218,7 +218,7 @@ class _Maker:
         """A value of a dtype over loops."""
         kind = self.pick(
             ["load", "load", "alu", "alu", "alu", "where", "cast", "constant", "loop",
-             "reduce", "reduce", "reduce", "stage", "again", "again"]
+             "reduce", "reduce", "reduce", "matrices", "stage", "row", "again", "again"]
         )  # fmt: skip
         if depth <= 0 and kind not in ("again", "constant", "loop"):
             kind = "load"
@@ -252,9 +252,13 @@ class _Maker:
             source = self.pick([*FLOATS[:2], *INTS, dtypes.bool, dtypes.float16, dtypes.bfloat16])
             self.features["cast"] += 1
             return self.value(loops, depth - 1, source).cast(dtype)
-        return self.reduce(loops, depth, dtype) if kind == "reduce" else (
-            self.read_stage(self.stage(loops, depth, dtype), loops)
-        )  # fmt: skip
+        if kind == "matrices":
+            return self.matrices(loops, dtype)
+        if kind == "row":
+            return self.row(loops, depth, dtype)
+        if kind == "stage":
+            return self.read_stage(self.stage(loops, depth, dtype), loops)
+        return self.reduce(loops, depth, dtype)
 
     def condition(self, loops: list[UOp], depth: int) -> UOp:
         if loops and self.chance(2):
@@ -313,6 +317,53 @@ class _Maker:
         self.remember(node)
         return node
 
+    def matrices(self, loops: list[UOp], dtype: DType) -> UOp:
+        """A product of matrices or a convolution: loads of some loops each, padded or not."""
+        mine = [self.loop(AxisType.REDUCE, self.room(loops))] if len(loops) < 4 else []
+        if not mine:
+            return self.load(loops, dtype)
+        if len(loops) < 3 and self.chance(3):
+            mine.append(self.loop(AxisType.REDUCE, min(5, self.room([*loops, *mine]))))
+        factors = []
+        for _ in range(2):
+            shape, at, gate = [], [], None
+            for r in self.draw(st.permutations([*loops, *mine])):
+                if r not in mine and self.chance(2):
+                    continue  # it does not vary with this one
+                x, size = r, int(r.src[0].vmax)
+                if self.chance(6):  # a window, padded by one on both sides
+                    x = r + self.pick(mine) - 1
+                    inside = (const(-1) < x) & (x < size)
+                    gate = inside if gate is None else gate & inside
+                    self.features["window, padded"] += 1
+                shape.append(size)
+                at.append(x)
+            if math.prod(shape) > 40_000:
+                return self.load(loops, dtype)
+            memory = UOp.placeholder(tuple(shape), dtype, self.next_slot)
+            self.next_slot += 1
+            self.inputs.append(memory)
+            factors.append(memory.index(*at, gate=gate))
+        node = (factors[0] * factors[1]).reduce(*mine)
+        self.features["product of matrices"] += 1
+        self.remember(node)
+        return node
+
+    def row(self, loops: list[UOp], depth: int, dtype: DType) -> UOp:
+        """As in a softmax: a row kept, what it adds up to, and an element of it."""
+        if not loops or dtype is dtypes.bool:
+            return self.load(loops, dtype)
+        *scope, last = loops
+        self.axes += 2
+        own = UOp.range(last.src[0], self.axes - 2)
+        over = UOp.range(last.src[0], self.axes - 1, AxisType.REDUCE)
+        value = self.value([*scope, own], depth - 1, dtype)
+        kept = UOp(Ops.STAGE, dtype, (value, own), StageArg(False, (int(last.src[0].vmax),)))
+        total = kept.index(over).reduce(over, arg=self.pick([Ops.ADD, Ops.MAX]))
+        self.features["row kept"] += 1
+        self.remember(total)
+        return kept.index(last).alu(self.pick([Ops.ADD, Ops.SUB, Ops.MUL]), total)
+
     def stage(self, loops: list[UOp], depth: int, dtype: DType) -> UOp:
         scope = self.scope(loops)
         mine: list[UOp] = []
@@ -369,7 +420,7 @@ class _Maker:
         slot, self.outputs = self.outputs, self.outputs + 1
         dtype = self.pick(DTYPES) if self.chance(4) else self.dtype
         address = UOp.placeholder(tuple(shape), dtype, slot).index(*at)
-        value = self.value(loops, self.pick([1, 2, 3, 3, 4]), dtype)
+        value = self.value(loops, self.pick([1, 2, 3, 4, 4, 5]), dtype)
         if self.chance(8):
             self.features["in place"] += 1
             value = value.alu(Ops.OR if dtype is dtypes.bool else Ops.ADD, address)

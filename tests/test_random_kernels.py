@@ -136,7 +136,8 @@ WANTED = {
     **dict.fromkeys(("gate", "stage", "several stores", "several nests", "in place", "where",
                      "cast", "symbolic size", "made once, used again", "buffer read twice"), 40),
     **dict.fromkeys(("several phases", "scratch memory", "shared memory", "masked lanes"), 40),
-    "gather": 200,
+    **dict.fromkeys(("product of matrices", "row kept"), 50),
+    **dict.fromkeys(("gather", "window, padded"), 200),
 }  # fmt: skip
 
 
