@@ -6,6 +6,7 @@ import gc
 import threading
 import warnings
 import weakref
+from collections import OrderedDict, defaultdict
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -273,6 +274,37 @@ def test_numbers_that_the_code_names_are_part_of_the_signature():
     scale, offset = 3.0, 2
     for on in (True, False, True, False, True, False):
         assert f(x).tolist() == [5.0 * (1 if on else -1), 8.0 * (1 if on else -1)]
+
+
+def test_tensors_that_the_code_names_are_part_of_the_signature():
+    a, b = Tensor([1.0, 2.0]).realize(), Tensor([5.0, 6.0]).realize()
+    now = a
+
+    @TinyJit
+    def f(x):
+        return x * now
+
+    x = Tensor([1.0, 1.0]).realize()
+    for now in (a, b, a, b, a, b, a, b):
+        assert f(x).tolist() == now.tolist()
+    assert len(f.captures) == 2
+
+
+def test_dicts_of_other_kinds_are_given_and_returned():
+    class Settings(dict):
+        pass
+
+    @TinyJit
+    def f(d):
+        return OrderedDict(b=d["x"] + 1, a=d["n"])
+
+    for k in range(CALLS):
+        d = Settings(x=Tensor([float(k)]), n=3)
+        more = defaultdict(list, x=Tensor([float(k)]), n=3)
+        for given in (d, more):
+            result = f(given)
+            assert list(result) == ["b", "a"] and type(result) is OrderedDict
+            assert (result["b"].tolist(), result["a"]) == ([k + 1.0], 3)
 
 
 def test_training_is_part_of_the_signature():
@@ -667,6 +699,51 @@ def test_adding_to_gradients_from_before_is_refused():
     with pytest.raises(JitError, match=r"zero_grad\(\) inside the step"):
         step(xs[1])
     assert kept.shape == (3,)
+
+
+@pytest.mark.parametrize("forgotten", [False, True])
+def test_gradients_cleared_outside(forgotten):
+    w = Tensor(numbers(3)).realize()
+    optimizer = nn.optim.SGD([w], lr=0.1)
+
+    @TinyJit
+    def step(x):
+        with Tensor.train():
+            loss = (w * x).sum().square().backward()
+            optimizer.step()
+            return loss
+
+    plain = w.numpy()
+    for x in inputs(3):
+        optimizer.zero_grad()
+        step(x)
+        plain = plain - 0.1 * (2 * (plain * x.numpy()).sum() * x.numpy())
+        np.testing.assert_allclose(w.numpy(), plain, rtol=1e-4)
+    if forgotten:  # a plain run would add to the gradient of before, which is not there
+        with pytest.raises(JitError, match="gradient"):
+            step(x)
+
+
+def test_what_cannot_be_computed_does_not_stop_a_capture():
+    w = Tensor(numbers(3)).realize()
+
+    @TinyJit
+    def step(x):
+        w.grad = None
+        (w * x).sum().backward()
+        return w.grad * 2
+
+    xs = inputs(3)
+    for x in xs:
+        step(x)
+    broken = w.grad + 1
+    f = TinyJit(lambda x: x * 3)
+    pending = Tensor([1.0]) + 1
+    for x in xs:
+        np.testing.assert_array_equal(f(x).numpy(), x.numpy() * 3)
+    assert len(f.captures) == 1 and pending.tolist() == [2.0]
+    with pytest.raises(JitError):
+        broken.realize()
 
 
 def test_only_the_gradients_that_are_read_are_computed():

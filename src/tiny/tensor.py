@@ -18,12 +18,12 @@ one BUFFER: the second reads it, and gets a copy when the owner is written (see 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import math
 import weakref
 from collections.abc import Collection, Iterable, Sequence
-from contextlib import ContextDecorator
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from tiny import random
@@ -41,7 +41,7 @@ from tiny.gradient import compute_gradient
 from tiny.helpers import TRAINING, Context, argfix, ceildiv, prod
 from tiny.mixin import CastsMixin
 from tiny.uop.ops import GroupOp, Ops, UOp
-from tiny.uop.runtime import recorder, recorders, runtime
+from tiny.uop.runtime import JitError, recorder, recorders, runtime
 
 if TYPE_CHECKING:
     import numpy as np
@@ -963,7 +963,7 @@ class Tensor(CastsMixin):
 
     # ------------------------------------------------------------ the rest
 
-    class train(ContextDecorator):  # noqa: N801  # the name that programs use
+    class train(contextlib.ContextDecorator):  # noqa: N801  # the name that programs use
         """`with Tensor.train():` sets TRAINING for a block; with mode False it clears it."""
 
         def __init__(self, mode: bool = True) -> None:
@@ -1283,9 +1283,13 @@ def _add_stale_readers(wanted: Sequence[_Storage], pending: Sequence[_Storage]) 
 
 def settle() -> None:
     """Compute all that is pending anywhere, and give every value memory that no other reads."""
-    live = live_tensors()
-    fixed = [t for t in live if all(isinstance(size, int) for size in t.shape)]
-    _realize(fixed)
+    fixed = [t for t in live_tensors() if all(isinstance(size, int) for size in t.shape)]
+    try:
+        _realize(fixed)
+    except JitError:  # some read what a replay did not keep: they alone stay as they are
+        for tensor in fixed:
+            with contextlib.suppress(JitError):
+                _realize([tensor])
     shared = []
     for buffer, readers in list(_readers.items()):
         for storage in list(readers):
@@ -1347,6 +1351,7 @@ def compute_readers(buffers: Collection[UOp], clean: weakref.WeakSet[UOp]) -> No
         if _split_view(node).op is Ops.BUFFER:  # nothing is computed: a copy must be made
             storage.node = UOp(Ops.CONTIGUOUS, node.dtype, (node,))
         found.append(storage)
+    _changes.pending += len(found)
     _realize_storages(found)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import gc
 import threading
@@ -132,7 +133,10 @@ def _map(x: Any, change: Callable[[Any], Any]) -> Any:
     if isinstance(x, list | tuple):
         return type(x)(_map(item, change) for item in x)
     if isinstance(x, dict):
-        return type(x)((name, _map(item, change)) for name, item in x.items())
+        new = copy.copy(x)
+        for name, item in x.items():
+            new[name] = _map(item, change)
+        return new
     return change(x)
 
 
@@ -147,7 +151,10 @@ def _is_given(x: Any) -> bool:
 
 
 class _Surroundings:
-    """The numbers, bools and strings that a function's own code names: closure cells, globals."""
+    """The numbers, bools, strings and tensors that a function's own code names.
+
+    They are in closure cells and globals.
+    """
 
     def __init__(self, function: Callable[..., Any]) -> None:
         while not hasattr(function, "__code__"):
@@ -172,12 +179,16 @@ class _Surroundings:
                 value = cell.cell_contents
             except ValueError:  # not filled yet
                 continue
-            if type(value) in _NUMBERS:
-                parts.append((name, *_plain(value)))
+            _read_surrounding(name, value, parts)
         for name in self._names:
-            value = self._globals.get(name)
-            if type(value) in _NUMBERS:
-                parts.append((name, *_plain(value)))
+            _read_surrounding(name, self._globals.get(name), parts)
+
+
+def _read_surrounding(name: str, value: Any, parts: list[Any]) -> None:
+    if type(value) in _NUMBERS:
+        parts.append((name, *_plain(value)))
+    elif isinstance(value, Tensor):  # which one; its death is noticed
+        parts.append((name, id(value)))
 
 
 def _global_names(code: types.CodeType) -> set[str]:
@@ -297,18 +308,29 @@ class _Step:
     def __init__(self, capture: Capture, recipe: Recipe, template: Any, holders: Holders) -> None:
         self.capture, self.recipe, self.template = capture, recipe, template
         self.holders = holders
-        self.gone: list[weakref.ref[Tensor]] = []  # gradients that no replay computes
+        # tensors at which the function leaves gradients, and what stands for those of replays
+        self.gradients: list[tuple[weakref.ref[Tensor], Tensor]] = []
+        self.cleared: list[weakref.ref[Tensor]] = []  # those that had none before the call
         self._clean: weakref.WeakSet[UOp] = weakref.WeakSet()
-        self._seen = pending_count()
+        self._seen = -1
 
     def is_valid(self) -> bool:
         """Whether the tensors that it reads and writes are still those; prepares them for it."""
-        if pending_count() != self._seen:
+        for owner in self.cleared:
+            if (tensor := owner()) is not None and tensor.grad is not None:
+                return False  # the function would add to it
+        changed = pending_count() != self._seen
+        if changed:
             self.holders.settle()
-            if not self.holders.is_lost:
-                compute_readers(self.capture.written, self._clean)
+        if self.holders.is_lost:
+            return False
+        for owner, gradient in self.gradients:
+            if (tensor := owner()) is not None:
+                tensor.grad = gradient
+        if changed:
+            compute_readers(self.capture.written, self._clean)
             self._seen = pending_count()
-        return not self.holders.is_lost
+        return True
 
     def replay(self, arguments: _Arguments, numbers: dict[str, int]) -> Any:
         """Run it again; the result."""
@@ -320,11 +342,6 @@ class _Step:
             compute_readers(own.values(), weakref.WeakSet())
             for k, node in own.items():
                 memory[k] = buffer_of(node).memory
-        if self.gone:
-            for tensor in [gradient() for gradient in self.gone]:
-                if tensor is not None:
-                    tensor.uop = _stale(tensor)
-            self.gone.clear()
         made = capture.run(memory, tuple(numbers.values()))
         bases = [buffer_node(b, slot.shape) for b, slot in zip(made, capture.fresh, strict=True)]
         tensors = self.recipe.make(bases)
@@ -339,15 +356,15 @@ class _Step:
 _HERE = object()  # in the template of a result: a tensor
 
 
-def _stale(tensor: Tensor) -> UOp:
-    """A BUFFER like a tensor that raises when it is read."""
-    device = runtime().canonicalize_device(tensor.device)
-    node = buffer_node(Buffer(device, tensor.numel(), tensor.dtype), tensor.shape)
+def _stale(gradient: Tensor) -> Tensor:
+    """A tensor like a gradient that raises when it is read."""
+    device = runtime().canonicalize_device(gradient.device)
+    node = buffer_node(Buffer(device, gradient.numel(), gradient.dtype), gradient.shape)
     node.handle = Stale(
-        f"this gradient of shape {tensor.shape} was made inside a step that is replayed, which "
+        f"this gradient of shape {gradient.shape} was made inside a step that is replayed, which "
         "keeps none; return it from the function, or read it inside"
     )
-    return node
+    return Tensor(node)
 
 
 def _results(x: Any) -> list[Tensor]:
@@ -408,7 +425,12 @@ def _capture(
     given.clear()
     del result, args, kwargs, theirs
     step = _Step(capture, recipe, template, _hold(capture, gradients))
-    step.gone = _escaped(recording.token, results, kept)
+    given_ids = {id(t) for t in signature.tensors}
+    had = {id(owner()) for owner, _ in gradients} | given_ids
+    owners = _escaped(recording.token, results, kept)
+    step.gradients = [(weakref.ref(t), _stale(t.grad)) for t in owners if t.grad is not None]
+    step.cleared = [weakref.ref(t) for t in owners if id(t) not in had]
+    del owners
     new = iter(results)
     return step, _map(template, lambda x: next(new) if x is _HERE else x)
 
@@ -473,23 +495,23 @@ def _hold(capture: Capture, gradients: Sequence[tuple[weakref.ref[Tensor], UOp]]
 
 def _escaped(
     token: object, results: Sequence[Tensor], given: Sequence[weakref.ref[Tensor]]
-) -> list[weakref.ref[Tensor]]:
-    """The gradients that a step leaves at tensors. JitError if it leaves anything else behind."""
+) -> list[Tensor]:
+    """The tensors at which a step leaves gradients. JitError if it leaves anything else behind."""
     mine = {id(t) for t in results}
     left = [t for t in made_by(token) if id(t) not in mine]
     if left or any(t() is not None for t in given):
         left.clear()
         gc.collect()  # what is only in a cycle is not left behind
         left = [t for t in made_by(token) if id(t) not in mine]
-    gradients = {id(t.grad) for t in live_tensors() if t.grad is not None}
-    kept = [t for t in (*left, *[t() for t in given]) if t is not None and id(t) not in gradients]
+    owners = {id(t.grad): t for t in live_tensors() if t.grad is not None}
+    kept = [t for t in (*left, *[t() for t in given]) if t is not None and id(t) not in owners]
     if kept:
         raise JitError(
             f"the function keeps a tensor of shape {kept[0].shape}, an argument or one that it "
             "computed, in some place outside: replays would not change it; return it, or write to "
             "a tensor that is there already with .assign()"
         )
-    return [weakref.ref(t) for t in left]
+    return [owners[id(t)] for t in left]
 
 
 # ---------------------------------------------------------------- the decorator
