@@ -704,7 +704,7 @@ cdef class Expansion:
         cdef Node iteration, start, last
         if body.count is not None:
             scope.range = self.new_range(
-                body.count, THREAD if loop.is_thread and body.at is None else loop.kind
+                body.count, THREAD if self.is_shared(loop) and body.at is None else loop.kind
             )
         self.open(scope)
         iteration = scope.range if body.at is None else body.at
@@ -745,6 +745,10 @@ cdef class Expansion:
                 self.running.pop(axis.tile_number, None)
         return 0
 
+    cdef bint is_shared(self, LoopPlan loop):
+        """Whether threads share a loop that is about to be opened: the outermost one only."""
+        return loop.is_thread and len(self.scopes) == 1
+
     cdef list loops_of(self, object mask):
         return [loop for loop in self.loops if (<LoopPlan>loop).bit & mask]
 
@@ -767,7 +771,9 @@ cdef class Expansion:
                 end += 1
             inner = [(group[0][1:], group[1], group[2]) for group in groups[first:end]]
             bodies = self.bodies(loop)
-            if loop.is_thread and not (len(bodies) == 1 and is_constant((<Body>bodies[0]).count)):
+            if self.is_shared(loop) and not (
+                len(bodies) == 1 and is_constant((<Body>bodies[0]).count)
+            ):
                 self.nest_shared(loop, bodies, inner)
             else:
                 for body in bodies:

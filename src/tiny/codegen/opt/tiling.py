@@ -362,14 +362,19 @@ class _Tiling:
         shared = not any(n.op is Ops.RANGE for start in base for n in start.postorder())
         box = self.memory([x.extent for x in dims], value.dtype, shared)
         indices, own = self.fill_loops(dims, memory, shared)
+        # each index of the box, whose bounds are exact: idle lanes never reach beyond it
+        places = [self.leaf(x.extent, AxisType.LOOP) for x in dims]
         source = list(base)
-        for x, index in zip(dims, indices, strict=True):
-            step = index * x.factor
+        for x, place in zip(dims, places, strict=True):
+            step = place * x.factor
             if x.limit is not None:
                 step = x.limit - (x.limit - step).alu(Ops.MAX, UOp.const(0, dtypes.index))
             source[x.dim] = source[x.dim] + step
         source = [simplify(i) for i in source]
         gate = _inside(source, memory.arg.shape)
+        filling = dict(zip(places, indices, strict=True))
+        source = [i.substitute(filling) for i in source]
+        gate = None if gate is None else gate.substitute(filling)
         gated = () if gate is None else (gate,)
         load = UOp(Ops.INDEX, node.dtype, (memory, *source, *gated))
         stage = self.filled(box, indices, value.substitute({node: load}), own)
