@@ -12,15 +12,16 @@ non-temporal store is an ordinary one where its address is no multiple of the ve
 
 from __future__ import annotations
 
+import functools
 import math
 import struct
-from collections.abc import Callable, Container
+from collections.abc import Callable, Collection
 from typing import NamedTuple
 
 from tiny.codegen.program import LinearProgram
 from tiny.dtype import DType, dtypes, float_to_fp8, truncate
 from tiny.renderer import Renderer
-from tiny.uop.ops import AxisType, Ops, UOp
+from tiny.uop.ops import AxisType, GroupOp, Ops, UOp
 from tiny.uop.target import Target
 
 __all__ = ["CPU_OPS", "LLVMRenderer", "phase_name"]
@@ -67,6 +68,7 @@ def memory_type(dtype: DType) -> str:
     return "i8" if dtype is dtypes.bool else register_type(dtype)
 
 
+@functools.lru_cache(1024)
 def register_type(dtype: DType, lanes: int = 1) -> str:
     """The type of a value, `lanes` of them if more than one."""
     if dtype is dtypes.bool:
@@ -142,11 +144,12 @@ class _Function:
         self.declared = declared  # lines that the module ends with: intrinsics, metadata
         self.lines: list[str] = []
         self.names: dict[UOp, str] = {}
-        self.registers: dict[UOp, str] = {}  # what each DEFINE_REG holds at this line
+        self.registers: list[UOp] = []  # those made so far; their names are what they hold now
         self.count = 0
         self.label = "entry"  # of the basic block being written
         self.carried = iter(_carried_registers(uops))  # of the loops in order
-        self.shuffles = {u: s for u in uops if (s := _shuffle(u)) is not None}
+        stacks = [u for u in uops if u.op is Ops.STACK]
+        self.shuffles = {u: s for u in stacks if (s := _shuffle(u)) is not None}
         # written as part of what uses them
         self.folded = _constant_steps(uops) | _shuffled_lanes(uops, self.shuffles)
         # in each open scope, the pointers made there: (buffer, offset) -> name
@@ -159,8 +162,7 @@ class _Function:
     def text(self, name: str) -> str:
         """The definition. What memory there is, and variables, are loaded in front of all else."""
         self.define_memory()
-        for node in self.uops:
-            self.write(node)
+        self.write_operations()
         if self.bypasses_caches and self.target.arch == "x86_64":
             # such stores are not ordered with others: done before anyone is told of the end
             self.declared["declare void @llvm.x86.sse.sfence()"] = None
@@ -182,7 +184,7 @@ class _Function:
         """Where each buffer and each piece of scratch memory starts, and variables."""
         position = {p.slot: k for k, p in enumerate(self.program.params)}
         place = {v: k for k, v in enumerate(self.program.variables)}
-        for node in self.uops:
+        for node in [u for u in self.uops if u.op in GroupOp.Defines or u.op is Ops.DEFINE_VAR]:
             if node.op is Ops.PARAM:
                 slot = node.arg.slot
                 name = self.names[node] = f"%b{slot}"
@@ -220,22 +222,16 @@ class _Function:
 
     # ------------------------------------------------------------ operands
 
-    def operand(self, node: UOp, lanes: int = 1) -> str:
+    def operand(self, node: UOp, lanes: int) -> str:
         """The text of a value, made `lanes` wide if it is a scalar."""
-        op = node.op
-        if op is Ops.CONST:
-            return self.splat_constant(constant(node.arg, node.dtype), node.dtype, lanes)
-        if op is Ops.DEFINE_REG or (op is Ops.AFTER and node not in self.names):
-            register = node if op is Ops.DEFINE_REG else node.src[0]
-            name = self.registers[register]
-        else:
-            name = self.names[node]
         have = _lanes(node)
         if have == lanes:
-            return name
+            return self.names[node]
         if have != 1:
             raise TypeError(f"LLVM: {node.op!r} has {have} lanes where {lanes} are needed")
-        return self.broadcast(name, node.dtype, lanes)
+        if node.op is Ops.CONST:
+            return self.splat_constant(self.names[node], node.dtype, lanes)
+        return self.broadcast(self.names[node], node.dtype, lanes)
 
     def splat_constant(self, text: str, dtype: DType, lanes: int) -> str:
         return text if lanes == 1 else f"splat ({register_type(dtype)} {text})"
@@ -247,24 +243,22 @@ class _Function:
             f"shufflevector {vector} {one}, {vector} poison, <{lanes} x i32> zeroinitializer"
         )
 
-    # ------------------------------------------------------------ one operation
+    # ------------------------------------------------------------ all operations
 
-    def write(self, node: UOp) -> None:
-        op = node.op
-        if (control := _CONTROL.get(op)) is not None:
-            control(self, node)
-        elif op is Ops.EXPAND:
-            self.names[node] = self.operand(node.src[0], _lanes(node))
-        elif op in _ELSEWHERE:
-            pass  # written where it is used, or in front of everything
-        elif (make := _VALUES.get(op)) is not None:
-            if node not in self.folded:
-                self.names[node] = make(self, node)
-        else:
-            raise TypeError(
-                f"LLVM: kernel {self.program.name} holds {op!r}, which no CPU computes; "
-                "it must be lowered before rendering"
-            )
+    def write_operations(self) -> None:
+        names, folded = self.names, self.folded
+        for node in self.uops:
+            op = node.op
+            if (make := _VALUES.get(op)) is not None:
+                if node not in folded:
+                    names[node] = make(self, node)
+            elif (control := _CONTROL.get(op)) is not None:
+                control(self, node)
+            elif op not in _ELSEWHERE:
+                raise TypeError(
+                    f"LLVM: kernel {self.program.name} holds {op!r}, which no CPU computes; "
+                    "it must be lowered before rendering"
+                )
 
     # ------------------------------------------------------------ control
 
@@ -274,8 +268,8 @@ class _Function:
         label, index = f"loop{number}", f"%i{number}"
         threaded = node.arg.kind is AxisType.THREAD
         first = "%begin" if threaded else "0"
-        size = "%end" if threaded else self.operand(node.src[0])
-        carried = {r: self.registers[r] for r in next(self.carried)}
+        size = "%end" if threaded else self.names[node.src[0]]
+        carried = {r: self.names[r] for r in next(self.carried)}
         may_be_empty = not threaded and node.src[0].vmin < 1
         if may_be_empty:
             some = self.value(f"icmp sgt i64 {size}, 0")
@@ -289,7 +283,7 @@ class _Function:
         for k, (register, old) in enumerate(carried.items()):
             name = f"%r{number}.{k}"
             self.emit(f"{name} = phi {self.type_of(register)} [ {old}, %{before} ], ")
-            self.registers[register] = name
+            self.names[register] = name
         self.loops[node] = loop
         self.names[node] = index
         self.pointers.append({})
@@ -300,14 +294,14 @@ class _Function:
         following = self.value(f"add i64 {self.names[node.src[0]]}, 1")
         more = self.value(f"icmp slt i64 {following}, {loop.size}")
         last = self.label
-        for k, new in enumerate([following, *(self.registers[r] for r in loop.carried)]):
+        for k, new in enumerate([following, *(self.names[r] for r in loop.carried)]):
             self.lines[loop.phis + k] += f"[ {new}, %{last} ]"
         self.emit(f"br i1 {more}, label %{loop.label}, label %{loop.label}.done")
         self.begin_block(f"{loop.label}.done")
         if loop.skipped_from is not None:
             for register, old in loop.carried.items():
-                new = self.registers[register]
-                self.registers[register] = self.value(
+                new = self.names[register]
+                self.names[register] = self.value(
                     f"phi {self.type_of(register)} [ {new}, %{last} ], "
                     f"[ {old}, %{loop.skipped_from} ]"
                 )
@@ -315,8 +309,9 @@ class _Function:
     def begin_if(self, node: UOp) -> None:
         self.count += 1
         label = f"if{self.count}"
-        condition = self.operand(node.src[0])
-        self.branches[node] = self.label, f"{label}.done", dict(self.registers)
+        condition = self.names[node.src[0]]
+        held = {r: self.names[r] for r in self.registers}
+        self.branches[node] = self.label, f"{label}.done", held
         self.emit(f"br i1 {condition}, label %{label}, label %{label}.done")
         self.begin_block(label)
         self.pointers.append({})
@@ -328,17 +323,24 @@ class _Function:
         self.emit(f"br label %{after}")
         self.begin_block(after)
         for register, old in registers.items():
-            new = self.registers[register]
+            new = self.names[register]
             if new != old:
-                self.registers[register] = self.value(
+                self.names[register] = self.value(
                     f"phi {self.type_of(register)} [ {new}, %{inside} ], [ {old}, %{before} ]"
                 )
 
     def define_register(self, node: UOp) -> None:
-        self.registers[node] = self.operand(node.src[0], node.arg.lanes)
+        self.registers.append(node)
+        self.names[node] = self.operand(node.src[0], node.arg.lanes)
 
-    def after(self, node: UOp) -> None:
-        self.names[node] = self.operand(node.src[0], _lanes(node))
+    def after(self, node: UOp) -> str:
+        return self.names[node.src[0]]
+
+    def constant(self, node: UOp) -> str:
+        return constant(node.arg, node.dtype)
+
+    def spread(self, node: UOp) -> str:
+        return self.operand(node.src[0], _lanes(node))
 
     def type_of(self, node: UOp) -> str:
         return register_type(node.dtype, _lanes(node))
@@ -360,12 +362,12 @@ class _Function:
                 return name
         name = self.pointers[-1][buffer, offset] = self.value(
             f"getelementptr {memory_type(buffer.dtype)}, ptr {self.names[buffer]}, "
-            f"i64 {self.operand(offset)}"
+            f"i64 {self.names[offset]}"
         )
         return name
 
     def load_node(self, node: UOp) -> str:
-        lanes, dtype, at = node.arg, node.dtype, self.operand(node.src[0])
+        lanes, dtype, at = node.arg, node.dtype, self.names[node.src[0]]
         on = self.fixed_lanes(node.src[1], lanes) if len(node.src) > 1 else lanes
         if on == 0:
             return self.splat_constant(constant(0, dtype), dtype, lanes)
@@ -435,10 +437,10 @@ class _Function:
     def store(self, node: UOp) -> None:
         to, value = node.src[:2]
         if to.op is Ops.DEFINE_REG:
-            self.registers[to] = self.operand(value, to.arg.lanes)
+            self.names[to] = self.operand(value, to.arg.lanes)
             return
         lanes, dtype = _lanes(value), value.dtype
-        name, at = self.operand(value, lanes), self.operand(to)
+        name, at = self.names[value], self.names[to]
         element = memory_type(dtype)
         kind = element if lanes == 1 else f"<{lanes} x {element}>"
         if dtype is dtypes.bool:
@@ -461,7 +463,7 @@ class _Function:
         elif _lanes(node.src[2]) == 1:
             self.count += 1
             label = f"store{self.count}"
-            gate = self.operand(node.src[2])
+            gate = self.names[node.src[2]]
             self.emit(f"br i1 {gate}, label %{label}, label %{label}.done")
             self.begin_block(label)
             self.emit(plain)
@@ -509,43 +511,38 @@ class _Function:
     def stack(self, node: UOp) -> str:
         lanes, scalar = len(node.src), register_type(node.dtype)
         if lanes == 1:
-            return self.operand(node.src[0])
+            return self.names[node.src[0]]
         if (shuffle := self.shuffles.get(node)) is not None:
             vectors, picked = shuffle
             kind = self.type_of(vectors[0])
-            a = self.operand(vectors[0], _lanes(vectors[0]))
-            b = self.operand(vectors[1], _lanes(vectors[0])) if len(vectors) > 1 else "poison"
-            mask = ", ".join([f"i32 {k}" for k in picked])
-            return self.value(f"shufflevector {kind} {a}, {kind} {b}, <{lanes} x i32> <{mask}>")
+            a, *more = [self.names[v] for v in vectors]
+            b = more[0] if more else "poison"
+            return self.value(f"shufflevector {kind} {a}, {kind} {b}, {_mask(tuple(picked))}")
         vector = register_type(node.dtype, lanes)
         # constants first, as one constant
-        known = [f"{scalar} {self.operand(s)}" if s.op is Ops.CONST else f"{scalar} poison"
-                 for s in node.src]  # fmt: skip
+        known = [f"{scalar} {self.names[s] if s.op is Ops.CONST else 'poison'}" for s in node.src]
         name = f"<{', '.join(known)}>"
         for k, s in enumerate(node.src):
             if s.op is not Ops.CONST:
                 name = self.value(
-                    f"insertelement {vector} {name}, {scalar} {self.operand(s)}, i64 {k}"
+                    f"insertelement {vector} {name}, {scalar} {self.names[s]}, i64 {k}"
                 )
         return name
 
     def shuffle(self, node: UOp) -> str:
         """Lanes of one vector, or of two that follow each other."""
-        kind, lanes = self.type_of(node.src[0]), _lanes(node.src[0])
-        a, *more = [self.operand(s, lanes) for s in node.src]
-        picked = ", ".join([f"i32 {k}" for k in node.arg])
-        return self.value(
-            f"shufflevector {kind} {a}, {kind} {more[0] if more else 'poison'}, "
-            f"<{len(node.arg)} x i32> <{picked}>"
-        )
+        kind = self.type_of(node.src[0])
+        a, *more = [self.names[s] for s in node.src]
+        b = more[0] if more else "poison"
+        return self.value(f"shufflevector {kind} {a}, {kind} {b}, {_mask(node.arg)}")
 
     def lane(self, node: UOp) -> str:
         source = node.src[0]
         lanes = _lanes(source)
         if lanes == 1:
-            return self.operand(source)
+            return self.names[source]
         return self.value(
-            f"extractelement {self.type_of(source)} {self.operand(source, lanes)}, i64 {node.arg}"
+            f"extractelement {self.type_of(source)} {self.names[source]}, i64 {node.arg}"
         )
 
     # ------------------------------------------------------------ arithmetic
@@ -562,12 +559,12 @@ class _Function:
         return dtype, lanes, register_type(dtype, lanes)
 
     def binary(self, node: UOp) -> str:
-        dtype, lanes, kind = self.arithmetic_type(node)
+        dtype, _, kind = self.arithmetic_type(node)
         names = _BINARY[node.op]
         name = names[1 if dtype.kind == "f" else 2 if dtype is dtypes.bool else 0]
         if name is None:
             raise TypeError(f"LLVM: {node.op!r} of {dtype.name} does not exist")
-        a, b = (self.operand(s, lanes) for s in node.src)
+        a, b = [self.names[s] for s in node.src]
         return self.value(f"{name} {kind} {a}, {b}")
 
     def compare(self, node: UOp) -> str:
@@ -583,12 +580,12 @@ class _Function:
             name = f"fcmp {ordered}"
         else:
             name = f"icmp {signed if dtype.kind in 'ix' else unsigned}"
-        a, b = (self.operand(s, lanes) for s in node.src)
+        a, b = [self.names[s] for s in node.src]
         return self.value(f"{name} {register_type(dtype, lanes)} {a}, {b}")
 
     def negate(self, node: UOp) -> str:
         dtype, lanes, kind = self.arithmetic_type(node)
-        x = self.operand(node.src[0], lanes)
+        x = self.names[node.src[0]]
         if dtype.kind == "f":
             return self.value(f"fneg {kind} {x}")
         return self.value(f"sub {kind} {self.zero(dtype, lanes)}, {x}")
@@ -599,16 +596,16 @@ class _Function:
     def reciprocal(self, node: UOp) -> str:
         dtype, lanes, kind = self.arithmetic_type(node)
         one = self.splat_constant(constant(1, dtype), dtype, lanes)
-        return self.value(f"fdiv {kind} {one}, {self.operand(node.src[0], lanes)}")
+        return self.value(f"fdiv {kind} {one}, {self.names[node.src[0]]}")
 
     def square_root(self, node: UOp) -> str:
         dtype, lanes, kind = self.arithmetic_type(node)
-        x = self.operand(node.src[0], lanes)
+        x = self.names[node.src[0]]
         return self.call(f"llvm.sqrt.{_intrinsic_type(dtype, lanes)}", kind, (kind, x))
 
     def truncate(self, node: UOp) -> str:
         dtype, lanes, kind = self.arithmetic_type(node)
-        x, suffix = self.operand(node.src[0], lanes), _intrinsic_type(dtype, lanes)
+        x, suffix = self.names[node.src[0]], _intrinsic_type(dtype, lanes)
         if Ops.TRUNC in self.target.native_ops:
             return self.call(f"llvm.trunc.{suffix}", kind, (kind, x))
         # by way of an integer, with the sign of x; what is large, or NaN, is whole already
@@ -629,7 +626,7 @@ class _Function:
 
     def multiply_add(self, node: UOp) -> str:
         dtype, lanes, kind = self.arithmetic_type(node)
-        a, b, c = (self.operand(s, lanes) for s in node.src)
+        a, b, c = [self.names[s] for s in node.src]
         if Ops.MULACC in self.target.native_ops:
             suffix = _intrinsic_type(dtype, lanes)
             return self.call(f"llvm.fma.{suffix}", kind, (kind, a), (kind, b), (kind, c))
@@ -637,7 +634,7 @@ class _Function:
 
     def maximum(self, node: UOp) -> str:
         dtype, lanes, kind = self.arithmetic_type(node)
-        a, b = (self.operand(s, lanes) for s in node.src)
+        a, b = [self.names[s] for s in node.src]
         if dtype.kind != "f":
             name = "sgt" if dtype.kind in "ix" else "ugt"
             more = self.value(f"icmp {name} {kind} {a}, {b}")
@@ -650,13 +647,13 @@ class _Function:
 
     def where(self, node: UOp) -> str:
         lanes = _lanes(node)
-        condition, (a, b) = node.src[0], (self.operand(s, lanes) for s in node.src[1:])
+        condition, (a, b) = node.src[0], [self.names[s] for s in node.src[1:]]
         kind, width = register_type(node.dtype, lanes), _lanes(condition)
-        return self.select(self.operand(condition, width), a, b, kind, width)
+        return self.select(self.names[condition], a, b, kind, width)
 
     def shift(self, node: UOp) -> str:
         dtype, lanes, kind = self.arithmetic_type(node)
-        x, amount = (self.operand(s, lanes) for s in node.src)
+        x, amount = [self.names[s] for s in node.src]
         width = 8 * dtype.itemsize
         signed = dtype.kind in "ix"
         left = node.op is Ops.SHL
@@ -676,7 +673,7 @@ class _Function:
         """Quotient or remainder, floored or truncated; 0 for the divisor 0."""
         dtype, lanes, kind = self.arithmetic_type(node)
         a, b = node.src
-        x, y = (self.operand(s, lanes) for s in node.src)
+        x, y = [self.names[s] for s in node.src]
         one = self.splat_constant("1", dtype, lanes)
         zero = self.zero(dtype, lanes)
         is_zero = is_minus = ""
@@ -719,7 +716,7 @@ class _Function:
 
     def bitcast(self, node: UOp) -> str:
         lanes, source = _lanes(node), node.src[0]
-        x = self.operand(source, lanes)
+        x = self.names[source]
         old, new = register_type(source.dtype, lanes), register_type(node.dtype, lanes)
         if old == new:
             return x
@@ -731,7 +728,7 @@ class _Function:
 
     def cast(self, node: UOp) -> str:
         lanes, old, new = _lanes(node), node.src[0].dtype, node.dtype
-        x = self.operand(node.src[0], lanes)
+        x = self.names[node.src[0]]
         kind, wanted = register_type(old, lanes), register_type(new, lanes)
         half = "half" if lanes == 1 else f"<{lanes} x half>"
         if old is dtypes.float16 and new is dtypes.float32:
@@ -801,11 +798,13 @@ _CONTROL: dict[Ops, Callable[[_Function, UOp], None]] = {
     Ops.IF: _Function.begin_if,
     Ops.ENDIF: _Function.end_if,
     Ops.DEFINE_REG: _Function.define_register,
-    Ops.AFTER: _Function.after,
     Ops.STORE: _Function.store,
 }
 
 _VALUES: dict[Ops, Callable[[_Function, UOp], str]] = {
+    Ops.CONST: _Function.constant,
+    Ops.EXPAND: _Function.spread,
+    Ops.AFTER: _Function.after,
     Ops.INDEX: _Function.index,
     Ops.LOAD: _Function.load_node,
     Ops.STACK: _Function.stack,
@@ -827,11 +826,16 @@ _VALUES: dict[Ops, Callable[[_Function, UOp], str]] = {
 }
 
 #: what a CPU computes; the compiler's own instructions are enough for each
-CPU_OPS = frozenset(_VALUES) - {Ops.INDEX, Ops.LOAD, Ops.STACK, Ops.SHUFFLE, Ops.GEP}
+CPU_OPS = frozenset(_VALUES) & GroupOp.Elementwise
 
-_ELSEWHERE = frozenset({
-    Ops.CONST, Ops.PARAM, Ops.DEFINE_LOCAL, Ops.DEFINE_VAR, Ops.SINK, Ops.NOOP, Ops.GROUP
-})  # fmt: skip
+# in front of everything, or nowhere
+_ELSEWHERE = frozenset({Ops.PARAM, Ops.DEFINE_LOCAL, Ops.DEFINE_VAR, Ops.SINK, Ops.NOOP, Ops.GROUP})
+
+
+@functools.lru_cache(1024)
+def _mask(picked: tuple[int, ...]) -> str:
+    """The lanes that a shuffle picks."""
+    return f"<{len(picked)} x i32> <{', '.join([f'i32 {k}' for k in picked])}>"
 
 
 def _carried_registers(uops: tuple[UOp, ...]) -> list[dict[UOp, None]]:
@@ -839,7 +843,8 @@ def _carried_registers(uops: tuple[UOp, ...]) -> list[dict[UOp, None]]:
     carried: list[dict[UOp, None]] = []
     depth_of: dict[UOp, int] = {}
     open_: list[dict[UOp, None]] = []
-    for node in uops:
+    kinds = (Ops.RANGE, Ops.END, Ops.DEFINE_REG, Ops.STORE)
+    for node in [u for u in uops if u.op in kinds]:
         if node.op is Ops.RANGE:
             open_.append({})
             carried.append(open_[-1])
@@ -847,7 +852,7 @@ def _carried_registers(uops: tuple[UOp, ...]) -> list[dict[UOp, None]]:
             open_.pop()
         elif node.op is Ops.DEFINE_REG:
             depth_of[node] = len(open_)
-        elif node.op is Ops.STORE and node.src[0].op is Ops.DEFINE_REG:
+        elif node.src[0].op is Ops.DEFINE_REG:
             for loop in open_[depth_of[node.src[0]] :]:
                 loop[node.src[0]] = None
     return carried
@@ -855,17 +860,9 @@ def _carried_registers(uops: tuple[UOp, ...]) -> list[dict[UOp, None]]:
 
 def _constant_steps(uops: tuple[UOp, ...]) -> set[UOp]:
     """The sums of an offset and a constant that nothing but addresses is made of."""
-    others: set[UOp] = set()
-    steps: set[UOp] = set()
-    for node in uops:
-        for s in node.src:
-            if s.op is not Ops.ADD or s.src[1].op is not Ops.CONST:
-                continue
-            if node.op is Ops.INDEX and s is node.src[1]:
-                steps.add(s)
-            else:
-                others.add(s)
-    return steps - others
+    offsets = {u.src[1] for u in uops if u.op is Ops.INDEX}
+    steps = {s for s in offsets if s.op is Ops.ADD and s.src[1].op is Ops.CONST}
+    return steps.difference(*[u.src for u in uops if u.op is not Ops.INDEX])
 
 
 def _shuffle(node: UOp) -> tuple[list[UOp], list[int]] | None:
@@ -873,7 +870,7 @@ def _shuffle(node: UOp) -> tuple[list[UOp], list[int]] | None:
 
     The lanes of the second are numbered on from those of the first.
     """
-    if node.op is not Ops.STACK or len(node.src) == 1:
+    if len(node.src) == 1:
         return None
     vectors: list[UOp] = []
     picked: list[int] = []
@@ -889,7 +886,9 @@ def _shuffle(node: UOp) -> tuple[list[UOp], list[int]] | None:
     return vectors, picked
 
 
-def _shuffled_lanes(uops: tuple[UOp, ...], shuffles: Container[UOp]) -> set[UOp]:
+def _shuffled_lanes(uops: tuple[UOp, ...], shuffles: Collection[UOp]) -> set[UOp]:
     """The lanes that only shuffles take out of their vectors."""
+    if not shuffles:
+        return set()
     lanes = {s for u in uops if u in shuffles for s in u.src}
     return lanes.difference(*[u.src for u in uops if u not in shuffles])
