@@ -1,5 +1,6 @@
 """The context variables, and the small things that every floor uses."""
 
+import ast
 import gzip
 import hashlib
 import http.server
@@ -9,9 +10,11 @@ import subprocess
 import sys
 import threading
 import warnings
+from pathlib import Path
 
 import pytest
 
+import tiny
 from tiny import helpers
 from tiny.helpers import (
     DEBUG,
@@ -241,6 +244,32 @@ def test_variable_without_effect_warns_from_the_environment():
 def test_variables_that_work_are_marked_so():
     for name in ("DEBUG", "DEV", "TRAINING", "DEFAULT_FLOAT", "DEFAULT_INT", "SPEC", "NO_COLOR"):
         assert ContextVar.known[name].effective
+
+
+def test_only_variables_that_something_reads_are_said_to_have_an_effect():
+    package = Path(tiny.__file__).parent
+    used = {"NO_COLOR"}  # helpers reads it itself
+    native = list(package.rglob("*.pyx"))
+    if not native:
+        pytest.skip("the sources of the extensions are not installed")
+    for path in native:
+        for names in re.findall(r"from tiny\.helpers import ([\w, ]+)", path.read_text()):
+            used |= set(names.split(", "))
+    for path in package.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.module == "tiny.helpers":
+                used |= {name.name for name in node.names}
+    declared = {v.key: v.effective for v in ContextVar.known.values() if not v.key.startswith("T_")}
+    assert declared == {name: name in used for name in declared}
+
+
+def test_changes_of_variables_are_counted(declare):
+    var, before = declare("T_COUNTED", 0), ContextVar.changes
+    with Context(T_COUNTED=1):
+        assert ContextVar.changes == before + 1
+    assert ContextVar.changes == before + 2
+    var.value = 5
+    assert ContextVar.changes == before + 3
 
 
 def test_getenv_has_the_type_of_its_default(monkeypatch):

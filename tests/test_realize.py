@@ -14,9 +14,10 @@ from tiny.device import Buffer, CompileError, Device, HostAllocator
 from tiny.dtype import _to_np_dtype, dtypes
 from tiny.engine import DeviceRuntime, compile_kernel
 from tiny.engine import realize as realize_module
-from tiny.engine.realize import check_dtype, forget_kernels
+from tiny.engine.realize import check_dtype, compile_linear, forget_kernels, run_linear
 from tiny.helpers import Context, GlobalCounters
 from tiny.runtime.cpu import MachineCode
+from tiny.schedule import create_schedule
 from tiny.uop.ops import BufferArg, KernelInfo, Ops, ReduceArg, UOp
 
 f32 = dtypes.float32
@@ -349,6 +350,73 @@ def test_threads_compile_and_run_at_once(numbers):
         t.join()
     for k in range(9):
         np.testing.assert_array_equal(results[k], numbers * (k % 3))
+
+
+# ---------------------------------------------------------------- compiled schedules
+
+
+def scheduled(*outputs: UOp):
+    return create_schedule(UOp.sink(*outputs), lambda name: Device[name].target, "CPU")
+
+
+def test_a_schedule_is_compiled_ahead_and_run_on_any_memory(numbers):
+    a, n = host(numbers), UOp.variable("n", 1, 9)
+    scaled = UOp(Ops.CONTIGUOUS, f32, (a * movement(Ops.EXPAND, n.bind(2).cast(f32), (6, 8)),))
+    bound = scheduled(total(scaled, 0), scaled)
+    linear = compile_linear(bound.schedule)
+    assert compile_linear(bound.schedule) is linear
+    with Context(NOOPT=1):
+        assert compile_linear(bound.schedule) is not linear
+    with Context(DEV="CPU:LLVM:" + Device["CPU"].target.arch):
+        assert compile_linear(bound.schedule) is not linear
+    first, second = (view.slot for view in bound.schedule.outputs)
+    for k in (1, 5):
+        given = host(numbers + k)
+        buffers = run_linear(linear, [given.handle], {"n": k})
+        expected = (numbers + k) * k
+        np.testing.assert_array_equal(buffers[second].numpy(), expected.reshape(-1))
+        np.testing.assert_array_equal(buffers[first].numpy(), expected.sum(0))
+    again = run_linear(bound.schedule, [a.handle], bound.values)
+    np.testing.assert_array_equal(again[first].numpy(), (numbers * 2).sum(0))
+
+
+def test_errors_of_compiling_come_before_anything_runs(numbers, monkeypatch):
+    forget_kernels()
+    a = host(numbers)
+    written = assign(a, a + a)
+    last = total(written * written, 0, 1)
+    names = []
+    render = Device["CPU"].renderer.render
+
+    def failing(self, program):
+        names.append(program.name)
+        return "this is no IR" if len(names) > 1 else render(program)
+
+    monkeypatch.setattr(type(Device["CPU"].renderer), "render", failing)
+    with pytest.raises(CompileError):
+        runtime.realize([last, UOp(Ops.CONTIGUOUS, f32, (movement(Ops.FLIP, written, (0,)),))])
+    assert len(names) == 2
+    np.testing.assert_array_equal(runtime.to_host(a), numbers)
+
+
+def test_the_cache_of_compiled_schedules_is_bounded(numbers, monkeypatch):
+    forget_kernels()
+    monkeypatch.setattr(realize_module, "MOST_SCHEDULES", 3)
+    for k in range(5):
+        value_of(host(numbers) * movement(Ops.EXPAND, UOp.const(9.5 + k, f32), (6, 8)))
+    assert len(realize_module._schedules) == 3
+
+
+@pytest.mark.parametrize("device", ["CPU", "PYTHON"])
+def test_kernels_and_copies_of_the_host_are_one_native_call(numbers, device):
+    a = host(numbers, device)
+    bound = scheduled(UOp(Ops.COPY, f32, (a + a,), "CPU:1") + host(numbers, "CPU:1"))
+    linear = compile_linear(bound.schedule)
+    assert len(linear.steps.steps) == 3
+    assert (linear.steps._native is not None) == (device == "CPU")
+    buffers = run_linear(linear, [n.handle for n in bound.buffers])
+    slot = bound.schedule.outputs[0].slot
+    np.testing.assert_array_equal(buffers[slot].numpy(), (3 * numbers).reshape(-1))
 
 
 # ---------------------------------------------------------------- counting and printing
