@@ -549,6 +549,11 @@ class _Tiling:
             loop = Loop(self.leaf(-(-size // step), AxisType.LOOP), number, step)
             own.append(loop.leaf)
             index = index + loop.leaf * step
+            if size % step:  # to fill an element twice does no harm
+                position = self.leaf(size - step + 1, AxisType.LOOP)
+                loop = replace(loop, position=position)
+                own.append(position)
+                index = position
         if copies > 1:
             tile = self.leaf(copies, AxisType.UPCAST)
             own.append(tile)
@@ -558,7 +563,7 @@ class _Tiling:
             lane = self.leaf(lanes, AxisType.VEC)
             own.append(lane)
             index = index + lane
-        self.axes[number] = TiledAxis(size, False, tile, lane)
+        self.axes[number] = TiledAxis(size, size > step, tile, lane)
         return index, own, loop
 
 
