@@ -289,7 +289,7 @@ cdef class Expansion:
             loop.given, loop.number = given, given.leaf.arg[0]
             loop.position = -1 if given.position is None else given.position.arg[0]
             loop.axis, loop.step, loop.is_thread = given.axis, given.step, given.is_thread
-            loop.kind, loop.bit = given.leaf.arg[1], 1 << loop.number
+            loop.kind, loop.bit = given.leaf.arg[1], (<object>1) << loop.number
             self.loops.append(loop)
             self.loop_mask |= loop.bit
             self.bits[loop.number] = loop.bit
@@ -327,7 +327,7 @@ cdef class Expansion:
         self.private_stages = 0
         for k, n in enumerate(self.hoisted):
             if n.c_op == OP_STAGE and not n.arg[0]:
-                self.private_stages |= 1 << k
+                self.private_stages |= (<object>1) << k
         self.fills, self.filled_before, self.running = {}, set(), {}
         self.masks, self.mask_ids, self.depths = [], {}, []
         self.scopes, self.home = [Scope()], {}
@@ -723,7 +723,7 @@ cdef class Expansion:
         axis.size = body.size
         self.count_tiles(axis)
         if body.runs_tiles and axis.tile >= 0:
-            scope.bits = scope.bits | 1 << axis.tile_number
+            scope.bits = scope.bits | (<object>1) << axis.tile_number
             self.running[axis.tile_number] = scope.places[axis.tile_number] = scope.range
             self.counts[axis.tile] = 1
             self.scopes_changed()
@@ -1102,7 +1102,7 @@ cdef class Expansion:
         cdef Py_ssize_t k
         cdef Node term
         if lane >= 0:
-            bit = 1 << lane
+            bit = (<object>1) << lane
             for k in range(len(form.terms)):
                 term = form.terms[k]
                 if term.c_op == OP_RANGE and term.arg[0] == lane:
@@ -1120,7 +1120,7 @@ cdef class Expansion:
     cdef Node offsets(self, Form form, int lane):
         """The value of an index in all lanes."""
         cdef int64_t lanes = self.lanes_of_leaf[lane], constant, factor
-        cdef object bit = 1 << lane
+        cdef object bit = (<object>1) << lane
         cdef Node base, term, x, total
         cdef list parts, sums
         cdef Py_ssize_t k
