@@ -276,6 +276,18 @@ def test_numbers_that_the_code_names_are_part_of_the_signature():
         assert f(x).tolist() == [5.0 * (1 if on else -1), 8.0 * (1 if on else -1)]
 
 
+numel = 0
+
+
+def test_attributes_are_not_taken_for_globals_of_the_same_name():
+    global numel
+    f = TinyJit(lambda x: x / x.numel())
+    for _ in range(CALLS):
+        numel += 1
+        assert f(Tensor([1.0, 2.0])).tolist() == [0.5, 1.0]
+    assert len(f.captures) == 1
+
+
 def test_tensors_that_the_code_names_are_part_of_the_signature():
     a, b = Tensor([1.0, 2.0]).realize(), Tensor([5.0, 6.0]).realize()
     now = a

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dis
 import functools
 import gc
 import threading
@@ -193,7 +194,11 @@ def _read_surrounding(name: str, value: Any, parts: list[Any]) -> None:
 
 def _global_names(code: types.CodeType) -> set[str]:
     """The names that a function and those written inside it look up outside of themselves."""
-    found = set(code.co_names)
+    found = {
+        instruction.argval
+        for instruction in dis.get_instructions(code)
+        if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME")  # attributes are names of code too
+    }
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
             found |= _global_names(constant)
@@ -623,11 +628,11 @@ class TinyJit(Generic[P, R]):
         if step is not None:
             if step.is_valid():
                 return step.replay(arguments, signature.numbers)
-            del table.steps[signature.key]
+            table.steps.pop(signature.key, None)
             table.losses += 1
         if signature.key in table.seen:
             step, result = _capture(function, args, kwargs, signature)
-            del table.seen[signature.key]
+            table.seen.pop(signature.key, None)  # unless another thread did
             table.steps[signature.key] = step
             return result
         if table.losses >= MOST_CAPTURES:
