@@ -214,6 +214,31 @@ def test_two_sums_of_an_operand_share_its_loops():
     assert a.src == b.src
 
 
+def test_a_mean_and_a_variance_are_one_kernel():
+    x = buffer(6, 50)
+    mean = mul(reduce(x, 1), const(1 / 50, x))
+    centred = op(Ops.SUB, x, expand(mean, 6, 50))
+    (item,) = items(mean, reduce(mul(centred, centred), 1))
+    first, second = reduces(item)
+    assert item.outputs == 2 and first in second.src[0].postorder()
+
+
+def test_a_maximum_and_a_sum_of_exponentials_are_one_kernel():
+    x = buffer(6, 50)
+    most = reduce(x, 1, kind=Ops.MAX)
+    (item,) = items(most, reduce(exp(op(Ops.SUB, x, expand(most, 6, 50))), 1))
+    assert item.outputs == 2 and len(reduces(item)) == 2
+    few = buffer(3, 500)  # rows: better two kernels that all threads share
+    most = reduce(few, 1, kind=Ops.MAX)
+    assert outputs(most, reduce(exp(op(Ops.SUB, few, expand(most, 3, 500))), 1)) == [1, 1]
+
+
+def test_dependent_sums_with_nothing_in_common_stay_apart():
+    x, y = buffer(6, 50), buffer(6, 40)
+    rows = reduce(x, 1)
+    assert outputs(rows, reduce(mul(y, expand(rows, 6, 40)), 1)) == [1, 1]
+
+
 def test_sums_over_other_loops_stay_apart():
     x = buffer(6, 6)
     assert outputs(reduce(x, 0), reduce(x, 1)) == [1, 1]
@@ -317,6 +342,15 @@ def test_small_kernels_are_loop_nests_of_one():
     sums = [add(buffer(k + 1), buffer(k + 1)) for k in range(20)]
     (item,) = items(*sums)
     assert item.outputs == 20 and len(item.slots) == 60
+
+
+@pytest.mark.parametrize("device", ["CPU", "PYTHON"])
+def test_a_batch_of_many_loop_nests_runs(device):
+    buffers = [buffer(3 + k, 5) for k in range(60)]
+    finals = [assign(b, add(b, mul(b, const(float(k), b)))) for k, b in enumerate(buffers)]
+    for final in finals[::7]:  # by themselves they are small kernels of their own
+        execute([final], [], device)
+    execute(finals, [], device)
 
 
 def test_a_batch_stays_within_its_limits():

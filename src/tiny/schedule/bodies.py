@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
+from functools import cached_property
 from typing import NamedTuple
 
 from tiny._core.symbolic import simplify
@@ -50,11 +51,17 @@ Where = dict[UOp, list[tuple[Piece, int]]]
 
 
 class Read(NamedTuple):
-    """A load of a kernel; `is_plain` if it is neither gated nor part of a reduction."""
+    """A load of a kernel: whether it has a gate, and whether it is part of a reduction."""
 
     memory: Memory
     load: UOp
-    is_plain: bool
+    is_gated: bool
+    is_nested: bool
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is done once for an element of the output, whatever that is."""
+        return not self.is_gated and not self.is_nested
 
 
 class Part:
@@ -81,8 +88,7 @@ class Part:
             if n.src[0].op is Ops.PARAM:
                 slot, rank = n.src[0].arg.slot, len(n.src[0].arg.shape)
                 memory = step.memory[slot] if slot else (buffer, version - 1)
-                plain = n not in nested and len(n.src) == 1 + rank
-                self.reads.append(Read(memory, n, plain))
+                self.reads.append(Read(memory, n, len(n.src) > 1 + rank, n in nested))
         ranges = sorted((n for n in self.nodes if n.op is Ops.RANGE), key=lambda n: n.arg.axis)
         outer = {n for n in address.postorder() if n.op is Ops.RANGE}
         self.loops = [r for r in ranges if r in outer]
@@ -107,6 +113,7 @@ class Part:
         target = self.target
         return None if target is None else sorted(self.loops, key=lambda r: -abs(target[1][r]))
 
+    @cached_property
     def is_contraction(self) -> bool:
         """Whether a reduction has no operand with an element for each of its steps.
 
@@ -171,19 +178,26 @@ class Body:
         self.device = part.step.device
         self.parts: list[tuple[Part, Where]] = []
         self.loops = [Piece(r.src[0], r.arg.kind) for r in part.loops]
-        self.inner = [Piece(r.src[0], r.arg.kind) for r in part.inner]
+        self.inner: list[list[Piece]] = []  # by kernels that share them
         self.made: dict[int, Made] = {}  # by cell
         self.reads: dict[int, list[tuple[Part, Where, Read]]] = {}  # by cell
         self.cells: dict[int, None] = {}
         self.nodes = 0
         self.joined: list[tuple[str, Memory | None]] = []
-        pieces = [*self.loops, *self.inner]
-        where = {r: [(p, 1)] for r, p in zip([*part.loops, *part.inner], pieces, strict=True)}
+        where = {r: [(p, 1)] for r, p in zip(part.loops, self.loops, strict=True)}
+        where.update(self.open_inner(part))
         order = part.row_major() or part.loops
         self.row_major = [where[r][0][0] for r in order]
         self.has_reduce, self.has_stage = part.has_reduce, part.has_stage
-        self.is_contraction = part.has_reduce and part.is_contraction()
+        self.is_contraction = part.is_contraction
         self.add(part, where)
+
+    def open_inner(self, part: Part) -> Where:
+        """New pieces for the loops of a kernel's reductions and stages, if it has any."""
+        if not part.inner:
+            return {}
+        self.inner.append([Piece(r.src[0], r.arg.kind) for r in part.inner])
+        return {r: [(p, 1)] for r, p in zip(part.inner, self.inner[-1], strict=True)}
 
     def add(self, part: Part, where: Where) -> None:
         """Make a kernel part of it; its ranges are these pieces."""
@@ -318,7 +332,7 @@ class _Builder:
                             self.shapes[cell] = (math.prod(shape),)
         for piece in leaves_of([p for body in self.bodies for p in body.loops]):
             self._give_axis(piece)
-        inner = [p for body in self.bodies for p in body.inner]
+        inner = [p for body in self.bodies for group in body.inner for p in group]
         for piece in sorted(inner, key=lambda p: p.kind):
             self._give_axis(piece)
         stores: list[UOp] = []

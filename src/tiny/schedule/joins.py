@@ -38,6 +38,7 @@ from tiny.uop.target import Target
 
 MOST_STORES = 64  # of a kernel
 MOST_BATCHED = 64 << 10  # elements of small kernels together: above, a launch is nothing
+FEWEST_ROWS = 4  # of reductions one after the other: fewer are better shared by all threads
 MOST_TRIED = 4  # groups that a step is compared with, in each way
 
 _Loop = TypeVar("_Loop")
@@ -128,7 +129,9 @@ class _Joiner:
 
     def _go_on(self, part: Part, before: dict[_Group, int]) -> Body | None:
         """The body that a kernel joined because it reads or overwrites what that has in hand."""
-        if part.has_reduce or part.has_stage or part.target is None or not before:
+        if part.has_stage or part.target is None or not before or part.is_contraction:
+            return None
+        if part.has_reduce and part.numel < FEWEST_ROWS:
             return None
         top = max(before.values())
         at_top = sum(level == top for level in before.values())
@@ -150,17 +153,33 @@ class _Joiner:
                 continue
             if not body.has_room(part, self._most_buffers(body.device)):
                 continue
+            if part.has_reduce and not self._reduces_the_same(body, part):
+                continue
             cuts = Cuts()
             found = self._where_it_goes_on(body, part, cuts)
             if found is None:
                 cuts.undo()
                 continue
             where, memory = found
+            where.update(body.open_inner(part))
             body.joined.append((f"{part.step.reason}, in the same loops, has in hand", memory))
             body.level = level
             body.add(part, where)
             return body
         return None
+
+    @staticmethod
+    def _reduces_the_same(body: Body, part: Part) -> bool:
+        """Whether both reduce over something in common, which the second then finds in the cache.
+
+        A mean and a variance, or a maximum and a sum of exponentials.
+        """
+        if not body.has_reduce or body.has_stage or body.is_contraction:
+            return False
+        return any(
+            r.is_nested and any(s.is_nested for _, _, s in body.reads.get(r.memory[0], ()))
+            for r in part.reads
+        )
 
     def _where_it_goes_on(self, body: Body, part: Part, cuts: Cuts) -> tuple[Where, Memory] | None:
         """Where the loops of a kernel are in a body, if all that they both use, one of them
@@ -174,7 +193,8 @@ class _Joiner:
             if made is None:
                 continue
             stays = made.part.step.reason == CONTIGUOUS
-            if made.memory != r.memory or not r.is_plain or stays:
+            # a reduction may use it in each of its steps
+            if made.memory != r.memory or r.is_gated or stays:
                 return None
             index = made.part.store.src[0]
             anchor = terms_of(made.part, made.where, index), part.form(r.load), r.memory
@@ -200,7 +220,11 @@ class _Joiner:
         if mine is None:
             return None
         order = sorted(mine[1], key=lambda p: -abs(mine[1][p]))
-        return (where, memory) if order == leaves_of(body.row_major) else None
+        if order != leaves_of(body.row_major):
+            return None
+        if part.has_reduce and _nest_of(part, where) != leaves_of(body.loops):
+            return None
+        return where, memory
 
     @staticmethod
     def _agree(body: Body, part: Part, where: Where) -> bool:
@@ -225,7 +249,7 @@ class _Joiner:
         """The body that a kernel joined because it reads an operand in the same loops."""
         if part.has_stage or part.target is None:
             return None
-        if part.has_reduce and part.is_contraction():
+        if part.is_contraction:
             return None
         tried: dict[Body, Memory] = {}
         for r in part.reads:
@@ -245,12 +269,13 @@ class _Joiner:
             if part.step.written[0] in body.cells or any(c in body.made for c in part.cells):
                 continue
             cuts = Cuts()
-            before = body.loops, body.inner
+            before = body.loops, len(body.inner)
             where = self._where_it_goes_along(body, part, cuts)
             memory = None if where is None else self._common(body, part, where)
             if where is None or memory is None:
                 cuts.undo()
-                body.loops, body.inner = before
+                body.loops = before[0]
+                del body.inner[before[1] :]
                 continue
             body.has_reduce = body.has_reduce or part.has_reduce
             body.joined.append((f"{part.step.reason}, over the same loops, reads", memory))
@@ -264,9 +289,6 @@ class _Joiner:
         """Where the loops of a kernel over as many elements are in a body, by their order."""
         order = part.row_major()
         assert order is not None
-        sizes = [(r.src[0], r.arg.kind) for r in part.inner]
-        if part.inner and body.inner and sizes != [(p.size, p.kind) for p in body.inner]:
-            return None
         ours = _dense([(p, p.size) for p in leaves_of(body.row_major)])
         theirs = _dense([(r, r.src[0]) for r in order])
         where = align(ours, theirs, cuts)
@@ -274,19 +296,26 @@ class _Joiner:
             return None
         if part.has_reduce:
             # what is computed once for some of the loops has those outermost, in both
-            mine = [leaf for r in part.loops for leaf in _outermost_first(where[r])]
-            if body.has_reduce and mine != leaves_of(body.loops):
+            nest = _nest_of(part, where)
+            if body.has_reduce and nest != leaves_of(body.loops):
                 return None
-            body.loops = mine
-        if part.inner:
-            body.inner = body.inner or [Piece(size, kind) for size, kind in sizes]
-            where.update({r: [(p, 1)] for r, p in zip(part.inner, body.inner, strict=True)})
-        return where
+            body.loops = nest
+        if not part.inner:
+            return where
+        if not body.inner:
+            return {**where, **body.open_inner(part)}
+        sizes = [(r.src[0], r.arg.kind) for r in part.inner]
+        for group in body.inner:
+            if sizes == [(p.size, p.kind) for p in group]:
+                shared = zip(part.inner, group, strict=True)
+                return {**where, **{r: [(p, 1)] for r, p in shared}}
+        return None
 
     @staticmethod
     def _common(body: Body, part: Part, where: Where) -> Memory | None:
         """An operand that both read at the same index, a scalar apart; in reductions, if both."""
-        inner = set(body.inner) if part.has_reduce and body.has_reduce else set()
+        both = part.has_reduce and body.has_reduce
+        inner = {piece for r in part.inner for piece, _ in where[r]} if both else set()
         for r in part.reads:
             mine = terms_of(part, where, r.load)
             if not mine or not mine[1] or (inner and not inner & mine[1].keys()):
@@ -413,8 +442,14 @@ class _Batch:
         self.stores += len(body.made)
 
 
-def _outermost_first(where: list[tuple[Piece, int]]) -> list[Piece]:
-    return leaves_of([p for p, _ in sorted(where, key=lambda t: -t[1])])
+def _nest_of(part: Part, where: Where) -> list[Piece]:
+    """The pieces of a kernel's output loops, outermost first."""
+    return [
+        leaf
+        for r in part.loops
+        for piece, _ in sorted(where[r], key=lambda t: -t[1])
+        for leaf in leaves_of([piece])
+    ]
 
 
 def _dense(loops: Sequence[tuple[_Loop, UOp]]) -> list[tuple[_Loop, int]]:
