@@ -52,6 +52,7 @@ cdef extern from *:
     static volatile int tiny_is_forked = 0;
 
     #ifdef _WIN32
+    #define NOMINMAX
     #include <windows.h>
     static int tiny_watch_forks(void) { return 0; }
     static double tiny_seconds(void) {
