@@ -7,7 +7,6 @@ import pytest
 from kernels import CASES, TARGET, legal_opts, matmul, out, param, red, sink
 from tiny.codegen import lower
 from tiny.codegen.opt import Kernel, KernelOptError, Opt, OptOps
-from tiny.codegen.opt.heuristic import choose_opts
 from tiny.dtype import dtypes
 from tiny.helpers import Context
 from tiny.uop.ops import AxisType, Ops, UOp
@@ -161,69 +160,3 @@ def test_opts_that_a_kernel_asks_for_are_applied():
     asking = ast.replace(arg=ast.arg._replace(opts_to_apply=(Opt(UPCAST, 0, 2),)))
     assert lower(asking, TARGET).applied_opts == (Opt(UPCAST, 0, 2),)
     assert lower(asking, TARGET, ()).applied_opts == ()
-
-
-# ---------------------------------------------------------------- heuristics
-
-
-def test_no_opts_are_chosen_with_noopt():
-    with Context(NOOPT=1):
-        assert lower(matmul(64, 64, 64).sink, TARGET).applied_opts == ()
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_chosen_opts_are_legal_and_leave_the_kernel_as_it_is(name):
-    k = kernel(CASES[name]().sink)
-    opts = choose_opts(k)
-    assert k.applied_opts == ()
-    kernel(k.ast, *opts)
-
-
-def chosen(ast: UOp) -> dict[OptOps, list[Opt]]:
-    found: dict[OptOps, list[Opt]] = {op: [] for op in OptOps}
-    for opt in choose_opts(kernel(ast)):
-        found[opt.op].append(opt)
-    return found
-
-
-def test_a_matmul_has_lanes_along_columns_and_several_rows():
-    found = chosen(matmul(64, 64, 64).sink)
-    assert [o.axis for o in found[VEC]] == [1]
-    assert [o.axis for o in found[UPCAST]] == [0]
-
-
-def test_a_sum_of_rows_has_lanes_along_them():
-    i, r = out(64, 0), red(4096, 1)
-    found = chosen(sink(param(0, 64).index(i).store(param(1, 64, 4096).index(i, r).reduce(r))))
-    assert [o.axis for o in found[VEC]] == [1]
-    assert not found[UPCAST]  # rows would share nothing
-
-
-def test_a_sum_of_columns_has_lanes_along_the_output():
-    i, r = out(64, 0), red(64, 1)
-    found = chosen(sink(param(0, 64).index(i).store(param(1, 64, 64).index(r, i).reduce(r))))
-    assert [o.axis for o in found[VEC]] == [0]
-
-
-def test_registers_are_not_exceeded():
-    k = kernel(matmul(512, 512, 512).sink)
-    tile = {o.op: o.arg for o in choose_opts(k) if o.op in (VEC, UPCAST)}
-    assert tile[VEC] // k.vector_lanes(1) * tile[UPCAST] <= 12  # of 16
-
-
-def test_short_reductions_are_unrolled_whole():
-    found = chosen(CASES["conv_padded"]().sink)
-    assert [o.arg for o in found[UNROLL]][:1] == [3]
-
-
-def test_an_update_in_place_gets_lanes_that_divide():
-    i = out(18, 0)
-    x = param(0, 18)
-    found = chosen(sink(x.index(i).store(x.index(i) * 2.0)))
-    assert all(18 % o.arg == 0 for o in found[VEC])
-    assert found[VEC]
-
-
-def test_nothing_to_split_is_left_alone():
-    assert choose_opts(kernel(CASES["ones_everywhere"]().sink)) == ()
-    assert Ops.RANGE not in {u.op for u in lower(CASES["ones_everywhere"]().sink, TARGET).uops}

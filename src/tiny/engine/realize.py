@@ -18,7 +18,6 @@ from tiny.helpers import (
     DEBUG,
     DEV,
     NOOPT,
-    SPEC,
     STRICT_REDUCE,
     GlobalCounters,
     colored,
@@ -27,7 +26,6 @@ from tiny.helpers import (
 from tiny.schedule import Schedule, ScheduleItem
 from tiny.uop.ops import Ops, UOp
 from tiny.uop.printing import graph_text, list_text
-from tiny.uop.spec import spec_program, verify
 
 __all__ = [
     "CompiledKernel",
@@ -104,8 +102,6 @@ def _compile(kernel: UOp, device: Compiled) -> CompiledKernel:
     program = lower(kernel, device.target)
     if DEBUG >= 6:
         _print_program(program)
-    if SPEC:
-        verify(program.uops, spec_program, f"program {program.name}")
     source = device.renderer.render(program)
     if DEBUG >= 4:
         print(source)

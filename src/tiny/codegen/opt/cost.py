@@ -1,0 +1,264 @@
+"""What a loop nest costs, by counting: instructions of its bodies, bytes moved between caches.
+
+All figures are rough: they have to put a few ways of doing the same thing in the right order.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from tiny.codegen.opt.nests import Access, Nest, axes_of
+from tiny.uop.target import Target
+
+__all__ = ["CYCLE", "Level", "NestCost", "Tile", "fill_cost", "moved", "registers_of"]
+
+CYCLE = 3e-10  # seconds
+PER_CYCLE = 2.0  # loads, and also arithmetic instructions
+PART = 0.6  # of an instruction, for half a vector and less
+LATENCY = 8  # sums side by side that keep the arithmetic busy: 4 cycles, 2 a cycle
+ONE_BY_ONE = 4.0  # instructions to load or store a lane that is no neighbour of the last
+TRANSPOSED = 6.0  # instructions for a vector that is loaded or stored through a transposition
+WORTH_TRANSPOSING = 4  # rows, from which on lowering does so
+REUSE = 4  # vectors loaded of an element, from which on packing it may pay
+WIDEST_TILE = 16  # points that use what is loaded once
+MASKS = 7  # registers for conditions
+FAR = 512  # bytes from which on the rows of a panel fall into few sets of a cache
+FAR_READ = 1.5  # how much longer it takes to load from those
+FILL, FILL_APART = 0.3, 1.5  # cycles to pack an element: of a vector, or by itself
+FILL_CODE, FILL_CODE_APART = 60, 1000  # lines of the loops that do so, and of a transposition
+# bytes a cycle that come into a cache from the next one; half of a cache is left to the rest
+L1_RATE, L2_RATE = 32.0, 8.0
+# A kernel is run about this often for each time that it is compiled; a line takes so long.
+RUNS, COMPILING = 100, 2e-5
+
+
+@dataclass(frozen=True)
+class Level:
+    """A loop: `count` iterations of `step` elements of an axis."""
+
+    axis: int
+    count: int
+    step: int
+
+
+class Tile(NamedTuple):
+    """What an iteration computes: lanes along an axis (-1 for none), rows along others."""
+
+    lane: int = -1
+    lanes: int = 1
+    rows: tuple[tuple[int, int], ...] = ()
+    cost: float = math.inf
+
+
+class NestCost:
+    """Prices the tiles of a nest whose loops are in a given order."""
+
+    def __init__(
+        self, nest: Nest, order: Sequence[int], sizes: Sequence[int], full: Sequence[int]
+    ) -> None:
+        self.nest, self.full = nest, full
+        self.loops = [(k, sizes[k]) for k in order if k < len(sizes) and nest.mask >> k & 1]
+        self.points = math.prod([n for _, n in self.loops])
+        self.inner = math.prod([n for k, n in self.loops if nest.own >> k & 1])
+        self._bodies: dict[tuple[int, int], _Body] = {}
+
+    def vectors(self, tile: Tile) -> int:
+        """How many vectors the lanes of a tile are."""
+        if tile.lane < 0 or not self.nest.mask >> tile.lane & 1:
+            return 1
+        return -(-tile.lanes // self.full[tile.lane])
+
+    def most_rows(self, tile: Tile, registers: int) -> int:
+        """How many rows more there may be: their sums, a row of lanes, a broadcast in registers."""
+        vectors = self.vectors(tile)
+        rows = math.prod([n for k, n in tile.rows if self.nest.outputs >> k & 1])
+        return (registers - vectors - 1) // (vectors * rows * max(1, self.nest.sums))
+
+    def seconds(self, tile: Tile) -> float:
+        """To run it, and its share of the time to compile it."""
+        key = tile.lane, tile.lanes
+        body = self._bodies.get(key)
+        if body is None:
+            body = self._bodies[key] = _Body(self, tile)
+        return body.seconds(tile.rows)
+
+    def is_far(self, access: Access) -> bool:
+        """Whether it is gone through in rows that fall into few sets of a cache."""
+        steps = [access.strides.get(k, 0) or 0 for k in axes_of(self.nest.own)]
+        return max(map(abs, steps), default=0) * access.itemsize >= FAR
+
+    def is_packed(self, access: Access, lane: int) -> bool:
+        """Whether an operand is better read from memory of its own, being read often enough."""
+        if not access.is_packable or not self.nest.sums:
+            return False
+        if self.points < REUSE * WIDEST_TILE * access.size:
+            return False
+        is_padded = access.gate and self.nest.condition & access.gate != access.gate
+        if access.work or is_padded:
+            return True
+        if lane >= 0 and access.mask >> lane & 1:
+            if not access.is_contiguous(lane):
+                return access.strides[lane] is not None
+            return not self.nest.own >> lane & 1 and self.is_far(access)
+        # rows whose innermost loop jumps
+        inner = [k for k, n in self.loops if n > 1 and self.nest.own >> k & 1][-1:]
+        steps = [access.strides.get(k, 0) or 0 for k in inner]
+        return max(map(abs, steps), default=0) * access.itemsize >= FAR
+
+    def slots(self, access: Access, lane: int, lanes: int) -> float:
+        """Instructions to load or store one vector, or one value for all of its lanes."""
+        if lane < 0 or not access.mask >> lane & 1 or self.is_packed(access, lane):
+            return 1.0
+        if access.is_contiguous(lane):
+            is_often = self.points >= REUSE * WIDEST_TILE * access.size
+            return FAR_READ if is_often and self.nest.sums and self.is_far(access) else 1.0
+        size = dict(self.loops)[lane]
+        return ONE_BY_ONE * size / -(-size // lanes)  # idle lanes are left out
+
+
+class _Body:
+    """The body of a nest with given lanes, for any rows: what is counted, by axes."""
+
+    def __init__(self, cost: NestCost, tile: Tile) -> None:
+        nest = self.nest = cost.nest
+        self.lane = tile.lane if tile.lane >= 0 and nest.mask >> tile.lane & 1 else -1
+        self.vectors = cost.vectors(tile)
+        self.inner, self.sizes = cost.inner, [n for _, n in cost.loops]
+        self.axes = [k for k, _ in cost.loops]
+        if self.lane >= 0:
+            place = self.axes.index(self.lane)
+            self.sizes[place] = -(-self.sizes[place] // tile.lanes)
+        lanes = min(tile.lanes, cost.full[self.lane]) if self.lane >= 0 else 1
+        # by axes: arithmetic, loads, stores, and what they are in code
+        counts: dict[int, list[float]] = {}
+        self.apart: list[tuple[Access, int]] = []  # what rows may make a transposition of
+
+        def count(mask: int, kind: int, instructions: float) -> None:
+            counts.setdefault(mask, [0.0, 0.0, 0.0])[kind] += instructions
+
+        for mask, instructions in nest.work.items():
+            count(mask, 0, instructions)
+        self.packing = self.code = 0.0
+        for load in nest.loads:
+            slots = cost.slots(load, self.lane, lanes)
+            count(load.mask, 1, slots)
+            if slots > FAR_READ:
+                self.apart.append((load, 1))
+            if cost.is_packed(load, self.lane):
+                self.packing += load.size * fill_cost(load, self.lane)
+                self.code += FILL_CODE if fill_cost(load, self.lane) == FILL else FILL_CODE_APART
+            elif load.work:
+                count(load.mask, 0, load.work)
+        for store in nest.stores:
+            slots = cost.slots(store, self.lane, lanes)
+            count(store.mask, 2, 2 * slots)
+            if slots > FAR_READ:
+                self.apart.append((store, 2))
+        if self.lane >= 0 and nest.sums and nest.own >> self.lane & 1:
+            # lanes are added up in the end
+            added = self.vectors + 2 * math.log2(max(2, lanes))
+            count(nest.outputs, 2, nest.sums * added / self.vectors)
+        self.lanes = lanes
+        # some machines take two steps for a whole vector
+        self.width = PART if self.lane >= 0 and 2 * lanes <= cost.full[self.lane] else 1.0
+        self.counts = [
+            (
+                mask,
+                [p for p in reversed(range(len(self.axes))) if mask >> self.axes[p] & 1],
+                (c[0], c[1], c[2]),
+            )
+            for mask, c in counts.items()
+        ]
+
+    def seconds(self, rows: Sequence[tuple[int, int]]) -> float:
+        nest, counts = self.nest, list(self.sizes)
+        tiles = [(k, n) for k, n in rows if nest.mask >> k & 1]
+        for k, n in tiles:
+            place = self.axes.index(k)
+            counts[place] = -(-counts[place] // n)
+        total, runs = 1, []  # how often the body of each loop runs
+        for n in counts:
+            total *= n
+            runs.append(total)
+        work = loads = stores = 0.0
+        code = self.code
+        for mask, places, (arithmetic, loaded, stored) in self.counts:
+            has_lanes = self.lane >= 0 and mask >> self.lane & 1
+            times = float(self.vectors) if has_lanes else 1.0
+            for k, n in tiles:
+                if mask >> k & 1:
+                    times *= n
+            code += (arithmetic + loaded + stored) * times
+            if has_lanes:
+                times *= self.width
+            for p in places:
+                if counts[p] > 1:
+                    times *= runs[p]
+                    break
+            work += arithmetic * times
+            loads += loaded * times
+            stores += stored * times
+        for access, kind in self.apart:
+            for k, n in tiles:
+                if n >= WORTH_TRANSPOSING and access.is_contiguous(k) and not access.gate:
+                    saved = (ONE_BY_ONE * self.lanes - TRANSPOSED) * total * n * self.vectors
+                    loads, stores = loads - saved * (kind == 1), stores - 2 * saved * (kind == 2)
+                    code -= saved / total
+        copies = self.vectors * math.prod([n for _, n in tiles])
+        if nest.sums and self.inner > 1:
+            # sums wait for themselves where there are few of them, and no steps to unroll
+            chains = copies * nest.sums * min(4, self.inner)
+            work *= max(1.0, LATENCY / chains)
+        conditions = math.prod([n for k, n in tiles if nest.condition >> k & 1])
+        if conditions > MASKS:
+            work *= 1.5 - 0.5 * MASKS / conditions
+        cycles = (max(loads, work) + stores) / PER_CYCLE + self.packing
+        # counting and jumping, which unrolling makes rarer, and what does not overlap
+        cycles += total * (0.25 if nest.own else 0.5) + 0.05 * (loads + work)
+        return CYCLE * cycles + COMPILING / RUNS * code
+
+
+def fill_cost(access: Access, lane: int) -> float:
+    """Cycles to pack an element: vectors of it, or a transposition, or one by one."""
+    if lane < 0 or not access.mask >> lane & 1 or access.is_contiguous(lane):
+        return FILL
+    return FILL_APART
+
+
+# ---------------------------------------------------------------- caches
+
+
+def moved(
+    loads: Sequence[Access], levels: Sequence[Level], sizes: dict[int, int], target: Target
+) -> float:
+    """Cycles to move what loads read into L1 or L2, with loops in this order, outermost first.
+
+    Where all that a loop reads fits, it is moved once for all of its iterations. Where it does
+    not, only an operand that the loop does not change stays.
+    """
+    inside = dict(sizes)  # how far each axis goes inside of the loops so far
+    bytes_at: list[list[int]] = []  # of each load, inside of the first k loops
+    for k in range(len(levels) + 1):
+        bytes_at.append([load.itemsize * load.box(inside) for load in loads])
+        if k < len(levels):
+            inside[levels[k].axis] = levels[k].step
+    cycles = 0.0
+    for capacity, rate in ((target.l1_bytes // 2, L1_RATE), (target.l2_bytes // 2, L2_RATE)):
+        fits = next((k for k, b in enumerate(bytes_at) if sum(b) <= capacity), len(levels))
+        times = math.prod([level.count for level in levels[: max(0, fits - 1)]])
+        total = 0.0
+        for load, nbytes in zip(loads, bytes_at[fits], strict=True):
+            again = times
+            if fits and load.mask >> levels[fits - 1].axis & 1:
+                again *= levels[fits - 1].count
+            total += nbytes * again / rate
+        cycles = max(cycles, total)
+    return cycles
+
+
+def registers_of(target: Target) -> int:
+    """How many vector registers there are: those of AVX-512, or of what came before."""
+    return 32 if target.vector_bytes >= 64 else 16

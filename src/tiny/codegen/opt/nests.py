@@ -1,0 +1,226 @@
+"""What the loop nests of a kernel do: the memory that they touch, and the arithmetic, by axes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from tiny._core.symbolic import simplify
+from tiny.codegen.lower.indices import linear_form
+from tiny.codegen.opt.kernel import Kernel
+from tiny.dtype import dtypes
+from tiny.uop.ops import GroupOp, Ops, UOp
+
+__all__ = ["Access", "Nest", "axes_of", "find_nests"]
+
+# What an operation costs, in simple instructions; 1 for all others.
+WEIGHTS = {
+    Ops.EXP2: 20,
+    Ops.LOG2: 24,
+    Ops.SIN: 60,
+    Ops.THREEFRY: 100,
+    Ops.FDIV: 5,
+    Ops.RECIPROCAL: 5,
+    Ops.SQRT: 6,
+    Ops.FLOORDIV: 20,
+    Ops.FLOORMOD: 20,
+    Ops.CDIV: 20,
+    Ops.CMOD: 20,
+}
+
+
+@dataclass(frozen=True)
+class Access:
+    """A load or a store.
+
+    `strides` says how far apart neighbours along an axis are in memory, None if not evenly; an
+    axis that is not in it does not matter. `dims` says the same for each dimension of the memory,
+    and is None if one of them is no sum of multiples of axes. `gate` are the axes that its
+    condition depends on. `number` is that of the load in `Kernel.loads`, -1 for a store. `work`
+    counts the instructions that make a value of it alone, which are saved where that is packed.
+    """
+
+    mask: int
+    strides: dict[int, int | None]
+    dims: tuple[dict[int, int], ...] | None
+    gate: int
+    itemsize: int
+    size: int
+    number: int
+    is_packable: bool
+    work: float = 0.0
+
+    def is_contiguous(self, axis: int) -> bool:
+        """Whether neighbours along an axis are neighbours in memory."""
+        return self.strides.get(axis, 0) in (1, -1)
+
+    def box(self, extents: dict[int, int]) -> int:
+        """How many elements are between the first and the last along these many of each axis."""
+        total = 1
+        for dim in self.dims or ():
+            inside = [(k, f) for k, f in dim.items() if extents.get(k, 1) > 1]
+            if len(inside) == 1:
+                total *= extents[inside[0][0]]  # gaps are left out of a staged box
+            else:
+                total *= 1 + sum(abs(f) * (extents[k] - 1) for k, f in inside)
+        return total
+
+
+@dataclass(eq=False)
+class Nest:
+    """The loops of reductions over the same ranges, of a STAGE, or of the stores.
+
+    `mask` are all axes of its body, `own` those that no other nest has: reduced or filled over.
+    `work` counts the instructions of a point by the axes that they depend on. A sum is masked by
+    a condition over the axes `condition`.
+    """
+
+    mask: int
+    own: int
+    sums: int = 0
+    loads: list[Access] = field(default_factory=list)
+    stores: list[Access] = field(default_factory=list)
+    work: dict[int, float] = field(default_factory=dict)
+    condition: int = 0
+
+    @property
+    def outputs(self) -> int:
+        """The axes that its results depend on."""
+        return self.mask & ~self.own if self.sums else self.mask
+
+    def add(self, mask: int, instructions: float) -> None:
+        """Count instructions that depend on some axes."""
+        self.work[mask] = self.work.get(mask, 0.0) + instructions
+
+
+def axes_of(mask: int) -> Iterator[int]:
+    """The numbers of a set of axes."""
+    while mask:
+        low = mask & -mask
+        yield low.bit_length() - 1
+        mask ^= low
+
+
+def find_nests(kernel: Kernel) -> list[Nest]:
+    """The loop nests of a kernel; that of the stores comes last."""
+    order = kernel.ast.postorder()
+    masks = kernel.masks
+    nests: dict[int, Nest] = {}
+    stores = Nest(0, 0)
+    for node in order:
+        if node.op is Ops.REDUCE or node.op is Ops.STAGE:
+            own = 0
+            for r in node.src[1:]:
+                own |= masks[r]
+            nest = nests.setdefault(own, Nest(0, own)) if own else stores
+            nest.mask |= masks[node.src[0]] | own
+            nest.sums += node.op is Ops.REDUCE
+        elif node.op is Ops.STORE:
+            stores.mask |= masks[node]
+    # innermost first: what depends on the own axes of a nest is computed in it
+    inner = sorted(nests.values(), key=lambda n: n.mask.bit_count(), reverse=True)
+
+    def nest_of(mask: int) -> Nest:
+        for nest in inner:
+            if mask & nest.own and not mask & ~nest.mask:
+                return nest
+        return stores
+
+    numbers = {n: k for k, n in enumerate(kernel.loads)}
+    alone = _made_of_one(order, numbers)
+    made: dict[UOp, float] = {}
+    for node, load in alone.items():
+        if node is not load and _is_data(node):
+            made[load] = made.get(load, 0.0) + WEIGHTS.get(node.op, 1)
+    for node in order:
+        mask = masks[node]
+        if node.op is Ops.REDUCE:
+            _add_sum(node, nest_of(masks[node.src[0]] | _own(node, masks)), masks)
+        elif node.op is Ops.STORE:
+            stores.stores.append(_access(node.src[0], kernel, -1))
+        elif node.op is Ops.STAGE:
+            # it is stored, and read, along its own axes
+            nest_of(mask | _own(node, masks)).add(mask | _own(node, masks), 1.0)
+        elif node.op is Ops.INDEX and node in numbers:
+            access = _access(node, kernel, numbers[node], made.get(node, 0.0))
+            nest_of(mask).loads.append(access)
+        elif node.op in GroupOp.ALU and node not in alone and _is_data(node):
+            nest_of(mask).add(mask, WEIGHTS.get(node.op, 1))
+    return [*nests.values(), stores]
+
+
+def _own(node: UOp, masks: dict[UOp, int]) -> int:
+    own = 0
+    for r in node.src[1:]:
+        own |= masks[r]
+    return own
+
+
+def _made_of_one(order: list[UOp], loads: dict[UOp, int]) -> dict[UOp, UOp]:
+    """For each value that is made of one load and constants: that load."""
+    found: dict[UOp, UOp] = {}
+    for node in order:
+        if node in loads:
+            found[node] = node
+        elif node.op in GroupOp.Elementwise and node.dtype.kind != "x":
+            parts = {found.get(s) for s in node.src if s.op is not Ops.CONST}
+            if len(parts) == 1 and (load := parts.pop()) is not None:
+                found[node] = load
+    return found
+
+
+def _is_data(node: UOp) -> bool:
+    """Whether it computes with what has been loaded, not where to load from."""
+    if node.dtype.kind == "b":
+        return node.src[0].dtype.kind not in "xb"
+    return node.dtype.kind != "x"
+
+
+def _add_sum(node: UOp, nest: Nest, masks: dict[UOp, int]) -> None:
+    """Count a reduction. One that adds up products under a condition is a single instruction."""
+    value = node.src[0]
+    mask = masks[value] | nest.own
+    is_sum = node.arg.op is Ops.ADD
+    if is_sum and value.op is Ops.WHERE:
+        nest.condition |= masks[value.src[0]]
+        nest.add(masks[value], -1.0)
+        value = value.src[1]
+    if not (is_sum and value.op is Ops.MUL):
+        nest.add(mask, 1.0)
+    elif masks[value] != mask:
+        nest.add(mask, 1.0)
+        nest.add(masks[value], -1.0)
+
+
+def _access(index: UOp, kernel: Kernel, number: int, work: float = 0.0) -> Access:
+    memory, *at = index.src
+    shape = memory.arg.shape
+    strides: dict[int, int | None] = {}
+    offset, stride = UOp.const(0, dtypes.index), 1
+    for k in reversed(range(len(shape))):
+        offset, stride = offset + at[k] * stride, stride * shape[k]
+    for term, factor in linear_form(simplify(offset)).terms:
+        if term.op is Ops.RANGE:
+            axis = kernel.number_of[term]
+            if strides.get(axis, 0) is not None:
+                strides[axis] = factor
+        else:
+            for r in term.postorder():
+                if r.op is Ops.RANGE:
+                    strides[kernel.number_of[r]] = None
+    forms = [linear_form(i).terms for i in at[: len(shape)]]
+    dims: tuple[dict[int, int], ...] | None = None
+    if all(t.op is Ops.RANGE for terms in forms for t, _ in terms):
+        dims = tuple([{kernel.number_of[t]: f for t, f in terms} for terms in forms])
+    return Access(
+        kernel.masks[index],
+        strides,
+        dims,
+        kernel.masks[at[len(shape)]] if len(at) > len(shape) else 0,
+        index.dtype.itemsize,
+        math.prod(shape),
+        number,
+        memory.op is Ops.PARAM and dims is not None and memory not in kernel.written,
+        work,
+    )

@@ -1,0 +1,195 @@
+"""The lists of Opts that heuristics choose: legal, and what a programmer would write by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from kernels import CASES, TARGET, matmul, out, param, red, sink
+from tiny.codegen import lower
+from tiny.codegen.opt import Kernel, Opt, OptOps
+from tiny.codegen.opt.heuristic import choose_opts
+from tiny.codegen.opt.nests import find_nests
+from tiny.dtype import dtypes
+from tiny.helpers import Context
+from tiny.uop.ops import Ops, UOp
+from tiny.uop.target import Target
+
+VEC, UPCAST, UNROLL, SWAP = OptOps.VEC, OptOps.UPCAST, OptOps.UNROLL, OptOps.SWAP
+THREAD, STAGE, BLOCK = OptOps.THREAD, OptOps.STAGE, OptOps.BLOCK
+
+# 32 registers of 16 float32, as of AVX-512, and two threads
+WIDE = replace(TARGET, vector_bytes=64, threads=2, l1_bytes=32 << 10, l2_bytes=1 << 20)
+
+
+def chosen(ast: UOp, target: Target = WIDE) -> dict[OptOps, list[Opt]]:
+    """What is chosen for a kernel, by kind."""
+    found: dict[OptOps, list[Opt]] = {op: [] for op in OptOps}
+    for opt in choose_opts(Kernel(ast, target)):
+        found[opt.op].append(opt)
+    return found
+
+
+def product(m: int, n: int, k: int, *, b_transposed: bool = False) -> UOp:
+    """A matmul of float32, its loads in the order of their slots."""
+    i, j, r = out(m, 0), out(n, 1), red(k, 2)
+    b = param(2, n, k).index(j, r) if b_transposed else param(2, k, n).index(r, j)
+    return sink(param(0, m, n).index(i, j).store((param(1, m, k).index(i, r) * b).reduce(r)))
+
+
+def number_of_load(ast: UOp, slot: int) -> int:
+    return [n.src[0].arg.slot for n in Kernel(ast, WIDE).loads].index(slot)
+
+
+def total(*shape: int, axis: int) -> UOp:
+    """The sum of a matrix along an axis."""
+    rows, columns = shape
+    if axis == 1:
+        i, r = out(rows, 0), red(columns, 1)
+        return sink(param(0, rows).index(i).store(param(1, *shape).index(i, r).reduce(r)))
+    i, r = out(columns, 0), red(rows, 1)
+    return sink(param(0, columns).index(i).store(param(1, *shape).index(r, i).reduce(r)))
+
+
+# ---------------------------------------------------------------- any kernel
+
+
+def test_no_opts_are_chosen_with_noopt():
+    with Context(NOOPT=1):
+        assert lower(matmul(64, 64, 64).sink, TARGET).applied_opts == ()
+
+
+@pytest.mark.parametrize("target", [TARGET, WIDE], ids=["narrow", "wide"])
+@pytest.mark.parametrize("name", CASES)
+def test_chosen_opts_are_legal_and_leave_the_kernel_as_it_is(name, target):
+    k = Kernel(CASES[name]().sink, target)
+    opts = choose_opts(k)
+    assert k.applied_opts == ()
+    again = Kernel(k.ast, target)
+    for opt in opts:
+        again.apply_opt(opt)
+    again.tiled()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_is_chosen_is_the_same_each_time(name):
+    ast = CASES[name]().sink
+    assert choose_opts(Kernel(ast, WIDE)) == choose_opts(Kernel(ast, WIDE))
+
+
+def test_nothing_to_split_is_left_alone():
+    assert choose_opts(Kernel(CASES["ones_everywhere"]().sink, TARGET)) == ()
+    assert Ops.RANGE not in {u.op for u in lower(CASES["ones_everywhere"]().sink, TARGET).uops}
+
+
+@pytest.mark.parametrize("shape", [(64, 64, 64), (1024, 1024, 1024), (512, 512, 8192)])
+def test_threads_change_no_other_opt(shape):
+    ast = product(*shape)
+    one, two = (
+        [o for o in choose_opts(Kernel(ast, replace(WIDE, threads=n))) if o.op is not THREAD]
+        for n in (1, 2)
+    )
+    assert one == two
+
+
+# ---------------------------------------------------------------- products of matrices
+
+
+def test_a_matmul_has_lanes_along_columns_and_several_rows():
+    found = chosen(matmul(64, 64, 64).sink, TARGET)
+    assert [o.axis for o in found[VEC]] == [1]
+    assert [o.axis for o in found[UPCAST]] == [0]
+
+
+@pytest.mark.parametrize("target", [TARGET, WIDE], ids=["narrow", "wide"])
+def test_registers_are_not_exceeded(target):
+    k = Kernel(matmul(512, 512, 512).sink, target)
+    tile = {o.op: o.arg for o in choose_opts(k) if o.op in (VEC, UPCAST)}
+    vectors = tile[VEC] // k.vector_lanes(1)
+    assert tile[UPCAST] * vectors + vectors + 1 <= (31 if target is WIDE else 15)
+
+
+def test_a_big_matmul_packs_panels_of_columns_that_threads_share():
+    ast = product(1024, 1024, 1024)
+    found = chosen(ast)
+    assert found[STAGE] == [Opt(STAGE, 1, number_of_load(ast, 2))]
+    assert found[THREAD] == [Opt(THREAD, 1)]
+    k = Kernel(ast, WIDE)
+    for opt in choose_opts(k):
+        k.apply_opt(opt)
+    assert k.nest_order == [1, 0, 2]
+
+
+def test_panels_that_exceed_a_cache_are_blocked():
+    found = chosen(product(512, 512, 8192))
+    assert [o.axis for o in found[BLOCK]] == [2]
+    # a panel of it is at most half of the cache
+    assert found[BLOCK][0].arg * found[VEC][0].arg * 4 <= WIDE.l2_bytes // 2
+
+
+def test_a_small_matmul_packs_nothing_and_has_no_threads():
+    found = chosen(product(64, 64, 64))
+    assert not found[STAGE] and not found[THREAD] and not found[BLOCK]
+
+
+def test_few_columns_have_lanes_along_the_sum():
+    found = chosen(product(128, 10, 784, b_transposed=True))
+    assert [o.axis for o in found[VEC]] == [2]
+    assert found[UPCAST]
+
+
+# ---------------------------------------------------------------- sums
+
+
+def test_a_sum_of_rows_has_lanes_along_them():
+    found = chosen(total(64, 4096, axis=1))
+    assert [o.axis for o in found[VEC]] == [1]
+    assert not found[UPCAST]  # rows would share nothing
+
+
+def test_a_sum_of_columns_has_lanes_along_the_output():
+    found = chosen(total(64, 64, axis=0))
+    assert [o.axis for o in found[VEC]] == [0]
+
+
+def test_short_reductions_are_unrolled_whole():
+    found = chosen(CASES["conv_padded"]().sink, TARGET)
+    assert 3 in [o.arg for o in found[UNROLL]]
+
+
+# ---------------------------------------------------------------- copies and updates
+
+
+def test_an_update_in_place_gets_lanes_that_divide():
+    i = out(18, 0)
+    x = param(0, 18)
+    found = chosen(sink(x.index(i).store(x.index(i) * 2.0)), TARGET)
+    assert all(18 % o.arg == 0 for o in found[VEC])
+    assert found[VEC]
+
+
+def test_a_transposed_copy_goes_through_registers_block_by_block():
+    i, j = out(1024, 0), out(1024, 1)
+    found = chosen(sink(param(0, 1024, 1024).index(i, j).store(param(1, 1024, 1024).index(j, i))))
+    assert [o.axis for o in found[VEC]] == [1]
+    assert [(o.axis, o.arg) for o in found[UPCAST]] == [(0, 16)]
+    assert {o.axis for o in found[BLOCK]} == {0, 1}
+
+
+# ---------------------------------------------------------------- what is counted
+
+
+def test_the_activation_of_a_load_is_its_own_work():
+    i, r = out(8, 0), red(16, 1)
+    x, w = param(1, 16).index(r), param(2, 16, 8).index(r, i)
+    zero = UOp.const(0.0, dtypes.float32)
+    active = (x < zero).where(zero, x)
+    k = Kernel(sink(param(0, 8).index(i).store((active * w).reduce(r))), WIDE)
+    nest = find_nests(k)[0]
+    assert {a.number: a.work for a in nest.loads} == {
+        number_of_load(k.ast, 1): 2.0,
+        number_of_load(k.ast, 2): 0.0,
+    }
+    assert np.isclose(sum(nest.work.values()), 1.0)  # the product, added up
