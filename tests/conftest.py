@@ -7,6 +7,8 @@ the same on every run.
 import os
 
 os.environ.setdefault("SPEC", "1")  # read when tiny is imported, so before anything else
+# threads of several test processes would spin while others want the cores
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 from hypothesis import HealthCheck, settings
 
