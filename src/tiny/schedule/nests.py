@@ -127,9 +127,8 @@ class Kernel:
         found = self.products.get(mask)
         if found is None:
             found = 1
-            for axis, size in enumerate(self.sizes):
-                if mask >> axis & 1:
-                    found *= size
+            for axis in axes_of(mask):
+                found *= self.sizes[axis]
             self.products[mask] = found
         return found
 

@@ -31,12 +31,10 @@ ROW_NBYTES = 256 << 10  # a row this long stays in the cache between the loops o
 SERIAL_POINTS = 1 << 16  # a kernel of fewer points needs no second thread
 LOCAL_WORK = 8  # operations saved for each element by keeping it, rather than repeating them
 # Whether values are kept at all: code generation must know STAGE.
-LOCAL_STAGES = False
+LOCAL_STAGES = True
 # Rows of a matmul or convolution are tiled only where nothing is kept for each row around or
 # below it. Until code generation can do both, such values are stored.
 LOCAL_CONTRACTIONS = False
-
-
 # The steps of a reduction's own loop are not shared among threads. Until they are, a long one over
 # rows that have reductions of their own stores what it adds up, one value a row.
 THREADED_REDUCTIONS = False
