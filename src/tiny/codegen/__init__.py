@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from tiny.codegen.lower import linearize
 from tiny.codegen.opt import Kernel, KernelOptError, Opt, OptOps
-from tiny.codegen.opt.heuristic import choose_opts
 from tiny.codegen.program import LinearProgram, Phase, ProgramParam
 from tiny.helpers import NOOPT, SPEC, STRICT_REDUCE
-from tiny.uop.ops import GroupOp, Ops, UOp
+from tiny.uop.ops import UOp
 from tiny.uop.structure import check_kernel, check_program
 from tiny.uop.target import Target
 
@@ -46,56 +43,11 @@ def _lower(ast: UOp, target: Target, opts: tuple[Opt, ...] | None) -> LinearProg
     if SPEC:
         check_kernel(ast)
     kernel = Kernel(ast, target)
-    if opts is None:
-        opts = () if NOOPT else choose_opts(kernel)
-    for opt in opts:
+    if opts is None and not NOOPT:
+        kernel.hand_coded_optimizations()
+    for opt in opts or ():
         kernel.apply_opt(opt)
-    tiled = kernel.tiled()
-    phases = linearize(tiled, target)
-    params = _params(kernel)
-    program = LinearProgram(
-        name=kernel.name,
-        phases=phases,
-        params=params,
-        variables=tuple(ast.variables()),
-        applied_opts=kernel.applied_opts,
-        flops=_count_flops(kernel),
-        nbytes=sum(math.prod(p.shape) * p.dtype.itemsize for p in params),
-        scratch_nbytes=tiled.scratch_nbytes,
-        shared_nbytes=tiled.shared_nbytes,
-    )
+    program = kernel.to_program()
     if SPEC:
         check_program(program)
     return program
-
-
-def _params(kernel: Kernel) -> tuple[ProgramParam, ...]:
-    """The buffers of a kernel, by slot."""
-    read = {n.src[0] for n in kernel.loads if n.src[0].op is Ops.PARAM}
-    params = sorted(read | kernel.written, key=lambda p: p.arg.slot)
-    return tuple(
-        [
-            ProgramParam(p.arg.slot, p.dtype, p.arg.shape, p in read, p in kernel.written)
-            for p in params
-        ]
-    )
-
-
-def _count_flops(kernel: Kernel) -> int:
-    """Arithmetic on data, each node once for each point of the axes that it depends on."""
-    points: dict[int, int] = {}
-    total = 0
-    for node, mask in kernel.masks.items():
-        if node.op is Ops.REDUCE:
-            mask = kernel.masks[node.src[0]]
-        elif node.op not in GroupOp.ALU or node.dtype.kind not in "iuf8":
-            continue
-        if mask not in points:
-            sizes = [
-                a.range.src[0].vmax
-                for k, a in enumerate(kernel.axes)
-                if a.blocks_of < 0 and mask >> k & 1
-            ]
-            points[mask] = math.prod(sizes)
-        total += points[mask]
-    return total

@@ -16,9 +16,9 @@ from tiny.codegen.opt.cost import (
     moved,
     registers_of,
 )
-from tiny.codegen.opt.kernel import Kernel
 from tiny.codegen.opt.nests import Access, Nest, axes_of, find_nests
 from tiny.codegen.opt.opts import KernelOptError, Opt, OptOps
+from tiny.codegen.opt.splits import SplitKernel
 
 __all__ = ["choose_opts"]
 
@@ -41,7 +41,7 @@ SPLIT_PARTS = 32  # that such a sum is split into, at most
 MOST_SHARED_SUMS = 1 << 16  # elements of all its parts together
 
 
-def choose_opts(kernel: Kernel) -> tuple[Opt, ...]:
+def choose_opts(kernel: SplitKernel) -> tuple[Opt, ...]:
     """Opts for each loop nest, the one with most work first; the kernel is left as it is.
 
     They do not depend on the number of threads, but for whether threads share an output loop.
@@ -50,7 +50,7 @@ def choose_opts(kernel: Kernel) -> tuple[Opt, ...]:
     return _Choice(kernel).opts()
 
 
-def _try(kernel: Kernel, opt: Opt) -> bool:
+def _try(kernel: SplitKernel, opt: Opt) -> bool:
     try:
         kernel.apply_opt(opt)
     except KernelOptError:
@@ -75,7 +75,7 @@ class _Plan:
 class _Choice:
     """The choices for one kernel, made one after the other."""
 
-    def __init__(self, kernel: Kernel) -> None:
+    def __init__(self, kernel: SplitKernel) -> None:
         self.kernel = kernel
         self.nests = find_nests(kernel)
         self.sizes = [int(a.range.src[0].vmax) for a in kernel.axes]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from tiny._core.symbolic import simplify
 from tiny.codegen.lower.indices import linear_form
-from tiny.codegen.opt.kernel import Kernel
+from tiny.codegen.opt.splits import SplitKernel
 from tiny.dtype import dtypes
 from tiny.uop.ops import GroupOp, Ops, UOp
 
@@ -102,7 +102,7 @@ def axes_of(mask: int) -> Iterator[int]:
         mask ^= low
 
 
-def find_nests(kernel: Kernel) -> list[Nest]:
+def find_nests(kernel: SplitKernel) -> list[Nest]:
     """The loop nests of a kernel; that of the stores comes last."""
     order = kernel.ast.postorder()
     masks = kernel.masks
@@ -193,7 +193,7 @@ def _add_sum(node: UOp, nest: Nest, masks: dict[UOp, int]) -> None:
         nest.add(masks[value], -1.0)
 
 
-def _access(index: UOp, kernel: Kernel, number: int, work: float = 0.0) -> Access:
+def _access(index: UOp, kernel: SplitKernel, number: int, work: float = 0.0) -> Access:
     memory, *at = index.src
     shape = memory.arg.shape
     strides: dict[int, int | None] = {}

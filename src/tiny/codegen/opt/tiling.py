@@ -363,16 +363,16 @@ class _Tiling:
         box = self.memory([x.extent for x in dims], value.dtype, shared)
         indices, own = self.fill_loops(dims, memory, shared)
         # each index of the box, whose bounds are exact: idle lanes never reach beyond it
-        places = [self.leaf(x.extent, AxisType.LOOP) for x in dims]
+        steps = [self.leaf(x.extent, AxisType.LOOP) for x in dims]
         source = list(base)
-        for x, place in zip(dims, places, strict=True):
-            step = place * x.factor
+        for x, at_step in zip(dims, steps, strict=True):
+            step = at_step * x.factor
             if x.limit is not None:
                 step = x.limit - (x.limit - step).alu(Ops.MAX, UOp.const(0, dtypes.index))
             source[x.dim] = source[x.dim] + step
         source = [simplify(i) for i in source]
         gate = _inside(source, memory.arg.shape)
-        filling = dict(zip(places, indices, strict=True))
+        filling = dict(zip(steps, indices, strict=True))
         source = [i.substitute(filling) for i in source]
         gate = None if gate is None else gate.substitute(filling)
         gated = () if gate is None else (gate,)

@@ -1,0 +1,412 @@
+"""A kernel with its axes, and the Opts that split and order them."""
+
+from __future__ import annotations
+
+import copy
+import math
+from dataclasses import replace
+from typing import Self
+
+from tiny.codegen.lower.conditions import place_conditions
+from tiny.codegen.lower.indices import linear_form
+from tiny.codegen.lower.tiled import TiledKernel, axis_masks
+from tiny.codegen.opt.axes import Axis, Split, copies_of
+from tiny.codegen.opt.opts import KernelOptError, Opt, OptOps
+from tiny.codegen.opt.tiling import tile_kernel
+from tiny.helpers import STRICT_REDUCE, colored
+from tiny.uop.ops import AxisType, Ops, UOp
+from tiny.uop.target import Target
+
+__all__ = ["SplitKernel"]
+
+# more copies of one body than this are never faster, and take minutes to compile
+MAX_COPIES = 1024
+
+_COLORS = {
+    AxisType.LOOP: "WHITE",
+    AxisType.THREAD: "cyan",
+    AxisType.REDUCE: "red",
+    AxisType.UPCAST: "yellow",
+    AxisType.UNROLL: "magenta",
+    AxisType.VEC: "BLUE",
+}
+
+
+class SplitKernel:
+    """A kernel and the Opts applied to it, in order.
+
+    `ast` is a SINK of stores over scalars and ranges (level 2), its conditions placed by
+    `place_conditions`. `axes` are its ranges: those of the outputs first, outermost dimension of
+    what is stored first, then those of STAGEs; then those of the reductions, by number; then the
+    blocks, as they were made. An Opt changes an axis, or the order in which loops nest; it never
+    changes what the kernel computes but for the order in which a reduction adds up.
+    """
+
+    def __init__(self, ast: UOp, target: Target) -> None:
+        self.strict = bool(STRICT_REDUCE)
+        self.ast, self.target = place_conditions(ast, self.strict), target
+        order = self.ast.postorder()
+        reduced = {r for n in order if n.op is Ops.REDUCE for r in n.src[1:]}
+        ranges = [n for n in order if n.op is Ops.RANGE]
+        for r in ranges:
+            if r.src[0].vmax < 1:
+                raise ValueError(f"axis {r.arg.axis} is empty; a kernel has at least one element")
+        place = _places_in_stores(order)
+        ranges.sort(key=lambda r: (r in reduced, place.get(r, len(place)), r.arg.axis))
+        self.axes = [Axis(r, _constant(r.src[0]), r in reduced) for r in ranges]
+        self.first_reduce = sum(not a.is_reduce for a in self.axes)
+        self.number_of = {a.range: k for k, a in enumerate(self.axes)}
+        self.masks = axis_masks(order, {r: 1 << k for k, r in enumerate(ranges)})
+        self.nest_masks = self._find_nests(order)
+        self.nest_order = self._default_order()
+        self._vector_lanes = self._count_vector_lanes()
+        self.applied_opts: tuple[Opt, ...] = ()
+        self.staged: dict[int, int | None] = {}  # number of a load: the axis that it is staged at
+        self.written = {n.src[0].src[0] for n in order if n.op is Ops.STORE}
+        loads = {
+            s
+            for n in order
+            for k, s in enumerate(n.src)
+            if s.op is Ops.INDEX and not (n.op is Ops.STORE and k == 0)
+        }
+        self.loads = [n for n in order if n in loads]
+        self.is_in_place = any(n.src[0] in self.written for n in self.loads)
+        self._tiled: TiledKernel | None = None
+
+    def _find_nests(self, order: list[UOp]) -> list[int]:
+        """The sets of axes that loop nests go over: of stores, of reductions, of STAGEs."""
+        nests: dict[int, None] = {}
+        for n in order:
+            if n.op in (Ops.STORE, Ops.REDUCE, Ops.STAGE):
+                mask = self.masks[n.src[0]] | self.masks[n]
+                for r in n.src[1:] if n.op is not Ops.STORE else ():
+                    mask |= 1 << self.number_of[r] if r in self.number_of else 0
+                nests[mask] = None
+        return list(nests)
+
+    def _default_order(self) -> list[int]:
+        """Axes in order, but the more hoisted work depends on an output axis the further out.
+
+        So a sum over rows is made once a column, and not again for each row of its users.
+        """
+        work = [0] * self.first_reduce
+        for node, mask in self.masks.items():
+            if node.op is Ops.REDUCE or node.op is Ops.STAGE:
+                points = self.points(self.masks[node.src[0]])
+                for k in range(self.first_reduce):
+                    work[k] += points if mask >> k & 1 else 0
+        outputs = sorted(range(self.first_reduce), key=lambda k: -work[k])
+        around: dict[int, int] = {}  # the axes that reductions over an axis are made for
+        for node, mask in self.masks.items():
+            for r in node.src[1:] if node.op is Ops.REDUCE else ():
+                if r in self.number_of:
+                    k = self.number_of[r]
+                    around[k] = around.get(k, 0) | mask
+        reduces: list[int] = []
+        left = list(around)
+        while left:  # in order, but each after those around it
+            unplaced = sum(1 << k for k in left)
+            k = min(k for k in left if not around[k] & unplaced & ~(1 << k))
+            left.remove(k)
+            reduces.append(k)
+        return [*outputs, *reduces]
+
+    def points(self, mask: int) -> int:
+        """How many elements a set of axes has; sizes known at run time count as their largest."""
+        return math.prod(
+            a.range.src[0].vmax
+            for k, a in enumerate(self.axes)
+            if a.blocks_of < 0 and mask >> k & 1
+        )
+
+    def copy(self) -> Self:
+        """A kernel that can go another way from here."""
+        other = copy.copy(self)
+        other.axes, other.nest_order = list(self.axes), list(self.nest_order)
+        other.staged = dict(self.staged)
+        return other
+
+    # ------------------------------------------------------------ Opts
+
+    def apply_opt(self, opt: Opt) -> None:
+        """Apply an Opt. KernelOptError naming the rule if it is not legal; nothing changes then."""
+        trial = self.copy()
+        trial._apply(opt)
+        trial.applied_opts = (*self.applied_opts, opt)
+        trial._tiled = None
+        if trial.staged or trial._keeps_sums():  # whether it fits is known when all is tiled
+            try:
+                trial.tiled()
+            except KernelOptError as e:
+                raise KernelOptError(f"{self._text(opt)}: {e}") from None
+        self.__dict__.update(trial.__dict__)
+
+    def _keeps_sums(self) -> bool:
+        """Whether sums may be kept in memory: a loop of a reduction is outside of others."""
+        reduces = [self.axes[k].is_reduce for k in self.nest_order]
+        shared = any(a.is_thread and a.is_reduce for a in self.axes)
+        return shared or reduces != sorted(reduces)
+
+    def allows(self, opt: Opt) -> bool:
+        """Whether an Opt is legal now."""
+        try:
+            self.copy().apply_opt(opt)
+        except KernelOptError:
+            return False
+        return True
+
+    def _text(self, opt: Opt) -> str:
+        return f"{opt.op.name}({opt.axis}, {opt.arg})"
+
+    def _check(self, holds: bool, opt: Opt, rule: str) -> None:
+        if not holds:
+            shape = ", ".join(
+                f"{'reduce ' if a.is_reduce else ''}{'?' if a.size is None else a.size}"
+                for a in self.axes
+            )
+            raise KernelOptError(f"{self._text(opt)}: {rule}; axes: {shape}")
+
+    def _apply(self, opt: Opt) -> None:
+        if opt.op is OptOps.STAGE:
+            self._stage(opt)
+            return
+        number = -1 if opt.axis is None else opt.axis
+        if opt.op is OptOps.UNROLL and number >= 0:
+            number += self.first_reduce
+        self._check(0 <= number < len(self.axes), opt, "there is no such axis")
+        if opt.op is OptOps.SWAP:
+            self._swap(opt, number)
+        elif opt.op is OptOps.THREAD:
+            self._thread(opt, number)
+        elif opt.op is OptOps.BLOCK:
+            self._block(opt, number)
+        else:
+            self._split(opt, number)
+
+    def _base(self, number: int) -> int:
+        """The number of the axis itself, for that of its blocks."""
+        blocks_of = self.axes[number].blocks_of
+        return number if blocks_of < 0 else blocks_of
+
+    def _swap(self, opt: Opt, number: int) -> None:
+        other = opt.arg
+        self._check(0 <= other < len(self.axes), opt, "there is no axis to exchange it with")
+        self._check(other != number, opt, "an axis is exchanged with another one")
+        a, b = self.axes[number], self.axes[other]
+        self._check(not (a.is_thread or b.is_thread), opt, "the loop of threads stays outermost")
+        mine, others = self._base(number), self._base(other)
+        self._check(
+            mine == others or any(m >> mine & 1 and m >> others & 1 for m in self.nest_masks),
+            opt,
+            "the two are loops of different nests",
+        )
+        i, j = self.nest_order.index(number), self.nest_order.index(other)
+        self.nest_order[i], self.nest_order[j] = other, number
+        for k, axis in enumerate(self.axes):
+            outside = axis.blocks_of < 0 or (
+                self.nest_order.index(k) < self.nest_order.index(axis.blocks_of)
+            )
+            self._check(outside, opt, "the blocks of an axis go outside of what is in them")
+        if self.strict:
+            sums = [k for k in self.nest_order if self.axes[k].is_reduce]
+            self._check(sums == sorted(sums), opt, "STRICT_REDUCE adds up in order")
+        reduces = a.is_reduce != b.is_reduce
+        self._check(not (reduces and self.strict), opt, "STRICT_REDUCE adds up in order")
+        self._check(
+            not (reduces and self.is_in_place),
+            opt,
+            "a kernel that changes a buffer it reads carries no sums in memory",
+        )
+
+    def _thread(self, opt: Opt, number: int) -> None:
+        axis = self.axes[number]
+        check = self._check
+        check(not self.target.has_local, opt, "this target has work-items instead of threads")
+        check(not axis.block, opt, "it is split in blocks; share those")
+        base = self._base(number)
+        if axis.is_reduce:
+            check(axis.blocks_of >= 0, opt, "of a reduction only blocks are shared")
+            check(not self.axes[number].is_thread, opt, "threads share it already")
+        else:
+            others = [a for a in self.axes if a.is_thread and not a.is_reduce]
+            check(not others, opt, "threads share another loop already")
+            stores = [m for n, m in self.masks.items() if n.op is Ops.STORE]
+            check(all(m >> base & 1 for m in stores), opt, "not everything stored depends on it")
+            place = self.nest_order.index(number)
+            moved = [k for k in self.nest_order[:place] if self._base(k) != base]
+            # what it needs inside of another loop it would have to bring along
+            check(len(moved) == place, opt, "it is inside of its own blocks")
+            self.nest_order.remove(number)
+            self.nest_order.insert(0, number)
+        self.axes[number] = replace(axis, is_thread=True)
+
+    def _block(self, opt: Opt, number: int) -> None:
+        axis, n = self.axes[number], opt.arg
+        check = self._check
+        check(n >= 2, opt, "the number of elements is at least 2")
+        check(axis.blocks_of < 0 and not axis.block, opt, "it is split in blocks already")
+        check(not axis.is_thread, opt, "threads share it already")
+        check(axis.size is None or n < axis.size, opt, f"a block of all {axis.size} elements")
+        check(n % axis.step == 0, opt, f"{n} is no multiple of its tile, {axis.step}")
+        check(not (self.strict and axis.is_reduce), opt, "STRICT_REDUCE adds up in order")
+        self.axes[number] = replace(axis, block=n)
+        self.axes.append(Axis(axis.range, None, axis.is_reduce, blocks_of=number))
+        blocks = -(-axis.size // n) if axis.size is not None else None
+        self.axes[-1] = replace(self.axes[-1], size=blocks)
+        self.nest_order.insert(self.nest_order.index(number), len(self.axes) - 1)
+
+    def _stage(self, opt: Opt) -> None:
+        check = self._check
+        check(0 <= opt.arg < len(self.loads), opt, "there is no such operand")
+        load = self.loads[opt.arg]
+        check(opt.axis is None or 0 <= opt.axis < len(self.axes), opt, "there is no such axis")
+        check(load.src[0].op is Ops.PARAM, opt, "the operand is staged already")
+        check(opt.arg not in self.staged, opt, "the operand is staged already")
+        check(load.src[0] not in self.written, opt, "the kernel writes the operand's buffer")
+        self.staged[opt.arg] = opt.axis
+
+    def _split(self, opt: Opt, number: int) -> None:
+        axis, n = self.axes[number], opt.arg
+        check = self._check
+        check(axis.blocks_of < 0, opt, "blocks are not split again")
+        check(n >= 2, opt, "the number of elements is at least 2")
+        check(axis.step == 1, opt, f"the axis is split already, by {axis.step}")
+        most = axis.size
+        if most is not None and opt.op is OptOps.VEC:  # the last vector may have idle lanes
+            full = self.vector_lanes(number)
+            most = max(most, -(-most // full) * full) if full < 1 << 20 else most
+        check(most is None or n <= most, opt, f"more elements than the {axis.size} of the axis")
+        check(axis.block % n == 0, opt, f"its blocks of {axis.block} are no multiple")
+        if opt.op is OptOps.VEC:
+            check(not (self.strict and axis.is_reduce), opt, "STRICT_REDUCE adds up in order")
+            self._check_lanes(opt, number)
+            split = replace(axis, lanes=n)
+        else:
+            check(opt.op is OptOps.UNROLL or not axis.is_reduce, opt, "a reduction is UNROLLed")
+            split = replace(axis, tile=n)
+        mine = copies_of(split, self.vector_lanes(number))
+        for nest in self.nest_masks:
+            if nest >> number & 1:
+                copies = mine * math.prod(
+                    copies_of(a, self.vector_lanes(k))
+                    for k, a in enumerate(self.axes)
+                    if nest >> k & 1 and a.blocks_of < 0
+                )
+                rule = f"{copies} copies of the body, {MAX_COPIES} are allowed"
+                check(copies <= MAX_COPIES, opt, rule)
+        self.axes[number] = split
+
+    def _check_lanes(self, opt: Opt, number: int) -> None:
+        """No node may depend on two axes of lanes."""
+        bit = 1 << number
+        others = sum(1 << k for k, a in enumerate(self.axes) if a.lanes > 1)
+        clash = any(nest & bit and nest & others for nest in self._lane_nests())
+        self._check(not clash, opt, "a value would have lanes along two axes")
+
+    def _lane_nests(self) -> set[int]:
+        """The sets of axes whose lanes meet in one value."""
+        found: set[int] = set()
+        for node, mask in self.masks.items():
+            if node.op is Ops.SINK:
+                continue
+            if node.op in (Ops.REDUCE, Ops.STAGE):  # it has the lanes of what it takes in
+                mask |= self.masks[node.src[0]]
+                for r in node.src[1:]:
+                    mask |= 1 << self.number_of[r] if r in self.number_of else 0
+            found.add(mask)
+        return found
+
+    def vector_lanes(self, number: int) -> int:
+        """How many elements a vector along an axis holds: of the widest dtype that is computed."""
+        return self._vector_lanes[number]
+
+    def _count_vector_lanes(self) -> list[int]:
+        nbytes = self.target.vector_bytes
+        if nbytes <= 0:
+            return [1 << 30] * len(self.axes)  # no registers to fill: one vector, however long
+        widest = [0] * len(self.axes)
+        for dtype, mask in {(n.dtype, m) for n, m in self.masks.items()}:
+            # narrow floats are computed as float32
+            size = max(dtype.itemsize, 4) if dtype.kind in "f8" else dtype.itemsize
+            for k in range(len(widest)) if dtype.kind in "iuf8" else ():
+                if mask >> k & 1:
+                    widest[k] = max(widest[k], size)
+        return [max(1, nbytes // (size or 4)) for size in widest]
+
+    # ------------------------------------------------------------ how it looks
+
+    def _parts(self) -> list[tuple[int | None, AxisType]]:
+        """What the axes are split into: loops as they nest, tiles, then lanes."""
+        loops: list[tuple[int | None, AxisType]] = []
+        tiles: list[tuple[int | None, AxisType]] = []
+        lanes: list[tuple[int | None, AxisType]] = []
+        for k in self.nest_order:
+            axis = self.axes[k]
+            kind = AxisType.REDUCE if axis.is_reduce else AxisType.LOOP
+            kind = AxisType.THREAD if axis.is_thread else kind
+            if axis.inner_size is None:
+                loops.append((None, kind))
+            elif axis.has_loop:
+                loops.append((-(-axis.inner_size // axis.step), kind))
+            if axis.blocks_of >= 0:
+                continue
+            copies = copies_of(axis, self.vector_lanes(k))
+            if copies > 1:
+                tiles.append((copies, AxisType.UNROLL if axis.is_reduce else AxisType.UPCAST))
+            if axis.step > copies:
+                lanes.append((axis.step // copies, AxisType.VEC))
+        return [*loops, *tiles, *lanes]
+
+    @property
+    def full_shape(self) -> tuple[int | None, ...]:
+        """Sizes of loops, tiles and lanes; None for one known only at run time."""
+        return tuple(size for size, _ in self._parts())
+
+    @property
+    def axis_types(self) -> tuple[AxisType, ...]:
+        """What each number of `full_shape` is."""
+        return tuple(kind for _, kind in self._parts())
+
+    def colored_shape(self) -> str:
+        """`full_shape` for a terminal, a colour for each kind of axis."""
+        return " ".join(
+            colored("?" if size is None else size, _COLORS[kind]) for size, kind in self._parts()
+        )
+
+    @property
+    def name(self) -> str:
+        """`r_` for a reduction, `e_` for elementwise, then the sizes: r_128_32_5_5."""
+        kind = "r" if self.first_reduce < len(self.axes) else "e"
+        sizes = ["n" if size is None else str(size) for size in self.full_shape]
+        return "_".join([kind, *sizes])
+
+    # ------------------------------------------------------------ what it becomes
+
+    def tiled(self) -> TiledKernel:
+        """The kernel over loops, tiles and lanes. KernelOptError if what is staged is not legal."""
+        if self._tiled is None:
+            split = Split(
+                tuple(self.axes), tuple(self.nest_order), tuple(self._vector_lanes), self.strict
+            )
+            staged = {self.loads[k]: axis for k, axis in self.staged.items()}
+            self._tiled = tile_kernel(
+                self.ast, self.masks, split, staged, self.is_in_place, self.target
+            )
+        return self._tiled
+
+
+def _places_in_stores(order: list[UOp]) -> dict[UOp, int]:
+    """Ranges in the order of the dimensions of what is stored; in one dimension by stride."""
+    found: dict[UOp, int] = {}
+    for store in (n for n in order if n.op is Ops.STORE):
+        for index in store.src[0].src[1:]:
+            for term, _ in sorted(linear_form(index).terms, key=lambda t: -abs(t[1])):
+                for r in term.postorder():
+                    if r.op is Ops.RANGE:
+                        found.setdefault(r, len(found))
+    return found
+
+
+def _constant(size: UOp) -> int | None:
+    """The value of a size that is known."""
+    return size.arg if size.op is Ops.CONST else None
