@@ -160,3 +160,21 @@ def test_opts_that_a_kernel_asks_for_are_applied():
     asking = ast.replace(arg=ast.arg._replace(opts_to_apply=(Opt(UPCAST, 0, 2),)))
     assert lower(asking, TARGET).applied_opts == (Opt(UPCAST, 0, 2),)
     assert lower(asking, TARGET, ()).applied_opts == ()
+
+
+def test_a_kernel_applies_what_heuristics_choose_and_gives_its_program():
+    ast = matmul(64, 64, 64).sink
+    k = Kernel(ast, TARGET)
+    chosen_opts = k.hand_coded_optimizations()
+    assert chosen_opts == k.applied_opts == choose_opts(kernel(ast))
+    program = k.to_program()
+    assert program == lower(ast, TARGET)
+    assert program.applied_opts == chosen_opts
+    with pytest.raises(ValueError, match="without Opts"):
+        k.hand_coded_optimizations()
+
+
+def test_a_target_without_matrix_units_uses_none():
+    k = kernel(matmul(64, 64, 64).sink)
+    assert not k.apply_tensor_cores()
+    assert k.applied_opts == ()
