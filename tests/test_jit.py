@@ -17,6 +17,7 @@ from tiny import Tensor, TinyJit, Variable, nn
 from tiny.bench.models import conv_net, digits_net, images, set_weights
 from tiny.engine.jit import JitError
 from tiny.helpers import Context, GlobalCounters
+from tiny.uop.ops import BufferArg, Ops, UOp
 
 CALLS = 5  # one plain, one captured, the rest replayed
 
@@ -749,6 +750,7 @@ def test_what_cannot_be_computed_does_not_stop_a_capture():
     for x in xs:
         step(x)
     broken = w.grad + 1
+    stranger = Tensor(UOp(Ops.BUFFER, tiny.dtypes.float32, (), BufferArg(1 << 50, (3,), "CPU"))) * 2
     f = TinyJit(lambda x: x * 3)
     pending = Tensor([1.0]) + 1
     for x in xs:
@@ -756,6 +758,8 @@ def test_what_cannot_be_computed_does_not_stop_a_capture():
     assert len(f.captures) == 1 and pending.tolist() == [2.0]
     with pytest.raises(JitError):
         broken.realize()
+    with pytest.raises(TypeError, match="was not made by this runtime"):
+        stranger.realize()
 
 
 def test_only_the_gradients_that_are_read_are_computed():

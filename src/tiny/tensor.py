@@ -41,7 +41,7 @@ from tiny.gradient import compute_gradient
 from tiny.helpers import TRAINING, Context, argfix, ceildiv, prod
 from tiny.mixin import CastsMixin
 from tiny.uop.ops import GroupOp, Ops, UOp
-from tiny.uop.runtime import JitError, recorder, recorders, runtime
+from tiny.uop.runtime import recorder, recorders, runtime
 
 if TYPE_CHECKING:
     import numpy as np
@@ -1286,9 +1286,11 @@ def settle() -> None:
     fixed = [t for t in live_tensors() if all(isinstance(size, int) for size in t.shape)]
     try:
         _realize(fixed)
-    except JitError:  # some read what a replay did not keep: they alone stay as they are
+    except Exception:
+        # Whose value can not be computed will hear of it on reading it; it is no business of the
+        # step that is captured now. If that needs it too, it fails in the same way.
         for tensor in fixed:
-            with contextlib.suppress(JitError):
+            with contextlib.suppress(Exception):
                 _realize([tensor])
     shared = []
     for buffer, readers in list(_readers.items()):

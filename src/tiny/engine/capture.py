@@ -16,7 +16,7 @@ from __future__ import annotations
 import contextlib
 import math
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from tiny import random
@@ -38,7 +38,7 @@ class _Run(NamedTuple):
 
     compiled: CompiledSchedule
     uids: dict[int, int]
-    values: tuple[tuple[str, int], ...]  # ("number" | "draw" | "constant", which or what)
+    values: tuple[tuple[str, float], ...]  # ("number" | "draw" | "constant", which or what)
 
 
 class Recording:
@@ -104,7 +104,9 @@ class Recording:
         copy_program(device, device, original.nbytes)((copy.memory, original.memory))
         self.contents[node.arg.uid] = buffer_node(copy, node.arg.shape)
 
-    def ran(self, compiled: CompiledSchedule, made: dict[int, UOp], values: dict[str, int]) -> None:
+    def ran(
+        self, compiled: CompiledSchedule, made: dict[int, UOp], values: Mapping[str, float]
+    ) -> None:
         """Note a schedule that has run."""
         if self._is_paused:
             return
@@ -122,7 +124,7 @@ class Recording:
     def _see(self, node: UOp) -> None:
         self.slots[node.arg.uid] = Slot(node.dtype, node.arg.shape, node.arg.device, "")
 
-    def _source(self, name: str, value: int) -> tuple[str, int]:
+    def _source(self, name: str, value: float) -> tuple[str, float]:
         for kind, known in (("number", self.numbers), ("draw", self._keys)):
             if name in known and known[name][1] == value:
                 return kind, known[name][0]
@@ -156,14 +158,16 @@ class _Cells:
     def steps(self) -> list[Step]:
         """All steps of all schedules. Their variables are numbers, then draws, then constants."""
         recording = self.recording
-        self.constants: dict[int, int] = {}
+        self.constants: list[float] = []
         first = {"number": 0, "draw": len(recording.numbers)}
         before_constants = len(recording.numbers) + len(recording.draws)
 
-        def number(kind: str, which: int) -> int:
-            if kind == "constant":
-                return before_constants + self.constants.setdefault(which, len(self.constants))
-            return first[kind] + which
+        def number(kind: str, which: float) -> int:
+            if kind != "constant":
+                return first[kind] + int(which)
+            # one for each use: two of equal values may be of different dtypes
+            self.constants.append(which)
+            return before_constants + len(self.constants) - 1
 
         steps = []
         for run in recording.runs:

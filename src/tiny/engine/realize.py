@@ -163,8 +163,8 @@ class Step(NamedTuple):
         )
 
     def pick(
-        self, memory: tuple[Any, ...], values: tuple[int, ...]
-    ) -> tuple[tuple[Any, ...], tuple[int, ...]]:
+        self, memory: tuple[Any, ...], values: tuple[float, ...]
+    ) -> tuple[tuple[Any, ...], tuple[float, ...]]:
         """What it is called with, of the memory and the values of its list."""
         return tuple([memory[k] for k in self.slots]), tuple([values[k] for k in self.variables])
 
@@ -209,7 +209,7 @@ class StepList:
             native: Any = [(s.call, s.slots, s.variables) for s in steps]
             self._native = HostReplay(native, slots, variables)
 
-    def __call__(self, memory: tuple[Any, ...], values: tuple[int, ...]) -> None:
+    def __call__(self, memory: tuple[Any, ...], values: tuple[float, ...]) -> None:
         """Run them; on some devices they may be under way still on return."""
         if DEBUG >= 2:
             for step in self.steps:
@@ -225,7 +225,7 @@ class StepList:
         GlobalCounters.global_mem += self.nbytes
 
 
-def _run_timed(step: Step, buffers: tuple[Any, ...], variables: tuple[int, ...]) -> None:
+def _run_timed(step: Step, buffers: tuple[Any, ...], variables: tuple[float, ...]) -> None:
     """Run one step and print its line of DEBUG=2."""
     step.device.synchronize()
     start = time.perf_counter()
@@ -282,7 +282,9 @@ class CompiledSchedule:
             kernel.program,
         )
 
-    def __call__(self, inputs: Sequence[Buffer], values: dict[str, int]) -> list[Buffer | None]:
+    def __call__(
+        self, inputs: Sequence[Buffer], values: Mapping[str, float]
+    ) -> list[Buffer | None]:
         """Run all items. The buffers of the slots: `inputs`, then new ones; None for temporaries.
 
         Temporaries share an arena for each device, which is given back at the end.
@@ -329,7 +331,7 @@ def compile_linear(schedule: Schedule) -> CompiledSchedule:
 def run_linear(
     linear: CompiledSchedule | Schedule,
     inputs: Sequence[Buffer] = (),
-    values: dict[str, int] | None = None,
+    values: Mapping[str, float] | None = None,
 ) -> list[Buffer | None]:
     """Run a compiled schedule on the buffers of its input slots and the values of its variables.
 

@@ -6,7 +6,7 @@ And what watches a thread's tensors while a step of a program is captured: its R
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -100,7 +100,7 @@ class Recorder(Protocol):
         """A BUFFER just made was filled from the host."""
         ...
 
-    def ran(self, compiled: Any, made: dict[int, UOp], values: dict[str, int]) -> None:
+    def ran(self, compiled: Any, made: dict[int, UOp], values: Mapping[str, float]) -> None:
         """A compiled schedule has run; `made` are the BUFFERs of its inputs and outputs by slot."""
         ...
 
