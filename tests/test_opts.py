@@ -7,6 +7,7 @@ import pytest
 from kernels import CASES, TARGET, legal_opts, matmul, out, param, red, sink
 from tiny.codegen import lower
 from tiny.codegen.opt import Kernel, KernelOptError, Opt, OptOps
+from tiny.codegen.opt.heuristic import choose_opts
 from tiny.dtype import dtypes
 from tiny.helpers import Context
 from tiny.uop.ops import AxisType, Ops, UOp
