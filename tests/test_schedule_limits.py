@@ -101,6 +101,14 @@ def softmaxes_in_a_row(n):
     return [x]
 
 
+def kept_rows(n):
+    """Softmaxes over the sum of the row of the one before: each keeps its row."""
+    x = buffer(8, 16)
+    for _ in range(n // 12):
+        x = softmax(mul(x, expand(reduce(x, 1), 8, 16)))
+    return [x]
+
+
 def moves(n):
     x = buffer(4, 4)
     for k in range(n):
@@ -125,6 +133,7 @@ SHAPES = [
     concatenation,
     softmaxes,
     softmaxes_in_a_row,
+    kept_rows,
     moves,
     updates,
 ]
@@ -138,6 +147,14 @@ def test_visits_grow_as_the_graph_does(graph):
     assert b <= 1.1 * a
     assert b <= 4
     assert large.rounds <= MOST_ROUNDS
+
+
+@pytest.mark.parametrize("graph", [chain, diamonds, fan_in, concatenation, updates])
+def test_graphs_of_10_000_operations_are_visited_a_few_times(graph):
+    stats = schedule(*graph(10_000)).schedule.stats
+    assert stats.nodes >= 7_000
+    assert stats.visits <= 4 * stats.rounds * stats.nodes
+    assert stats.rounds <= MOST_ROUNDS
 
 
 @pytest.mark.parametrize("graph", SHAPES)
