@@ -53,6 +53,12 @@ def count_steps(program: LinearProgram) -> int:
     return total
 
 
+def is_defined(program: LinearProgram, device: Compiled) -> bool:
+    """Whether a program has the same bits everywhere: MULACC rounds once where that is native."""
+    native = Ops.MULACC in device.target.native_ops
+    return native or not any(u.op is Ops.MULACC for u in program.uops)
+
+
 def run_on(device: Compiled, program: LinearProgram, drawn: Drawn, memory: dict[int, Array]):
     """The contents of each buffer after a run."""
     source = device.renderer.render(program)
@@ -172,7 +178,7 @@ def test_the_cpu_computes_random_kernels_under_random_opts(part, monkeypatch):
                 found = run_on(device, program, drawn, memory)
                 what = f"{dev} {program.applied_opts}"
                 check(found, known, what)
-                if count_steps(program) <= MOST_STEPS:
+                if count_steps(program) <= MOST_STEPS and is_defined(program, device):
                     seen["interpreted"] += 1
                     check_bits(found, interpreted(program, drawn, memory), what)
 
