@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import threading
 import warnings
@@ -337,8 +338,10 @@ def test_the_number_of_captures_is_bounded_and_said():
         for n in range(16):
             for _ in range(3):
                 assert f(x, n).tolist() == [1.0 + n]
-    with pytest.warns(UserWarning, match=r"captured for 16 signatures.*\(int 15, then int 16\)"):
+    message = r"captured for 16 signatures.*\(int 15, then int 16\)"
+    with pytest.warns(UserWarning, match=message) as caught:
         assert f(x, 16).tolist() == [17.0]
+    assert caught[0].filename == __file__
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for n in range(16, 40):
@@ -397,9 +400,9 @@ def test_pending_reads_of_state_keep_the_value_that_they_saw():
         copies.append(state.numpy())
         lazies.append(state.clone())
         f(one)
-    for k, copy in enumerate(copies):
-        np.testing.assert_array_equal(lazies[2 * k].numpy(), copy * 10)
-        np.testing.assert_array_equal(lazies[2 * k + 1].numpy(), copy)
+    for k, then in enumerate(copies):
+        np.testing.assert_array_equal(lazies[2 * k].numpy(), then * 10)
+        np.testing.assert_array_equal(lazies[2 * k + 1].numpy(), then)
 
 
 def test_a_long_pending_sum_beside_a_step_takes_linear_time():
@@ -591,6 +594,18 @@ def test_state_that_is_returned_is_a_view_of_it():
     kept = [f(Tensor([1.0, 1.0])) for _ in range(CALLS)]
     for whole, part in kept:  # as without the jit
         assert whole.tolist() == [6.0, 7.0] and part.tolist() == [7.0]
+
+
+def test_a_returned_tensor_from_outside_that_is_replaced_is_returned_anew():
+    class Model:
+        c = Tensor([1.0]).realize()
+
+    model = Model()
+    f = TinyJit(lambda x: (x + 1, model.c))
+    for k in range(3):
+        model.c = Tensor([float(k)]).realize()
+        for _ in range(3):
+            assert [t.tolist() for t in f(Tensor([1.0]))] == [[2.0], [float(k)]]
 
 
 # ---------------------------------------------------------------- training
@@ -858,6 +873,27 @@ def test_captures_of_a_method_die_with_its_object():
     assert memory() is None and table() is None
 
 
+class Holder:
+    def __init__(self) -> None:
+        self.w = Tensor([2.0]).realize()
+        self.step = TinyJit(self.compute)
+
+    def compute(self, x):
+        return x * self.w
+
+
+def test_copies_of_objects_capture_for_themselves():
+    first = Holder()
+    for _ in range(3):
+        first.step(Tensor([1.0]))
+    second = copy.deepcopy(first)
+    second.w.assign(Tensor([5.0]))
+    for _ in range(4):
+        assert first.step(Tensor([1.0])).tolist() == [2.0]
+        assert second.step(Tensor([1.0])).tolist() == [5.0]
+    assert len(first.step.captures) == len(second.step.captures) == 1
+
+
 def test_a_jit_inside_a_jit_is_part_of_it():
     w = Tensor([1.0, 2.0]).realize()
     inner = TinyJit(lambda x: (x * w).realize())
@@ -938,7 +974,15 @@ def test_a_value_read_inside_is_refused(how):
 
 
 @pytest.mark.parametrize(
-    "returned", [lambda x: x, lambda x: x[1:], lambda x: (x + 1, x.T), lambda x: x.contiguous()]
+    "returned",
+    [
+        lambda x: x,
+        lambda x: x[1:],
+        lambda x: (x + 1, x.T),
+        lambda x: x.contiguous(),
+        lambda x: x.detach(),
+        lambda x: x.bitcast("int32").reshape(4),
+    ],
 )
 def test_returning_an_argument_is_refused(returned):
     f = TinyJit(lambda x: (returned(x), x + 1))

@@ -1414,6 +1414,11 @@ def own_memory(tensor: Tensor) -> UOp:
     return buffer
 
 
+def root_of(tensor: Tensor) -> UOp:
+    """What a tensor is a view of: a BUFFER, once it is realised."""
+    return _split_view(tensor.uop)
+
+
 def storage_number(tensor: Tensor) -> int:
     """The same for views of one value, while that lives."""
     return id(tensor._storage)
@@ -1457,12 +1462,13 @@ class Recipe:
     """How to make tensors like some realised ones, over other memory.
 
     Values made under the recorder with `token` are made anew; `bases` are the BUFFERs that they
-    are in. Tensors of storages from outside are views of those, as they were.
+    are in. Tensors of storages from outside are views of those, as they were; `outside` are the
+    BUFFERs that they are in.
     """
 
     def __init__(self, tensors: Sequence[Tensor], token: object) -> None:
         self.bases: list[UOp] = []
-        self.outside: list[Tensor] = []  # those that are no values of the step's own
+        self.outside: list[UOp] = []
         self._storages: list[tuple[int, _Chain, UOp | None, str | None]] = []
         self._tensors: list[tuple[int, weakref.ref[_Storage] | None, _Chain, bool | None]] = []
         numbers: dict[int, int] = {}
@@ -1470,7 +1476,7 @@ class Recipe:
             uop, storage = t.uop, t._storage
             chain = _chain(uop, storage.node)
             if storage.maker is not token:
-                self.outside.append(t)
+                self.outside.append(_split_view(uop))
                 self._tensors.append((-1, weakref.ref(storage), chain, t.requires_grad))
                 continue
             if id(storage) not in numbers:
@@ -1489,8 +1495,12 @@ class Recipe:
             return -1, (), UOp(Ops.EXPAND, zero.dtype, (zero,), storage.node.shape), storage.device
         return -1, (), storage.node, storage.device
 
-    def make(self, bases: Sequence[UOp]) -> list[Tensor] | None:
-        """The tensors, over these BUFFERs; None if something from outside is there no more."""
+    def is_complete(self) -> bool:
+        """Whether the storages from outside are all there."""
+        return all(kept() is not None for _, kept, _, _ in self._tensors if kept is not None)
+
+    def make(self, bases: Sequence[UOp]) -> list[Tensor]:
+        """The tensors, over these BUFFERs."""
         storages = []
         for number, chain, constant, device in self._storages:
             if constant is not None:
@@ -1503,8 +1513,7 @@ class Recipe:
         made = []
         for number, kept, chain, requires_grad in self._tensors:
             found = storages[number] if kept is None else kept()
-            if found is None:
-                return None
+            assert found is not None, "is_complete says whether it is there"
             tensor = Tensor._view(found, found.node, _applied(chain, found.node))
             tensor.requires_grad = requires_grad
             made.append(tensor)

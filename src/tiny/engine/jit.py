@@ -43,6 +43,7 @@ from tiny.tensor import (
     own_memory,
     pending_count,
     realize_step,
+    root_of,
     settle,
     storage_number,
 )
@@ -257,7 +258,7 @@ class _Arguments:
             node = _copy_of(tensor)
             self._alive.append(node)
             self.memory.append(buffer_of(node).memory)
-            base = tensor.uop.base
+            base = root_of(tensor)
             self.buffers.append(buffer_of(base) if base.op is Ops.BUFFER else None)
             self.is_whole.append(False)
             return
@@ -303,8 +304,8 @@ def _copy_of(tensor: Tensor) -> UOp:
     if uop.op is Ops.CONST:
         value = np.full((), uop.arg, _to_np_dtype(uop.dtype))
         return runtime().from_host(value, runtime().canonicalize_device(tensor.device))
-    copied = runtime().realize([copy := UOp(Ops.CONTIGUOUS, uop.dtype, (uop,))])[copy].base
-    return buffer_node(buffer_of(copied), tensor.shape)
+    whole = UOp(Ops.CONTIGUOUS, uop.dtype, (uop,))
+    return buffer_node(buffer_of(runtime().realize([whole])[whole].base), tensor.shape)
 
 
 class _Step:
@@ -327,7 +328,7 @@ class _Step:
         changed = pending_count() != self._seen
         if changed:
             self.holders.settle()
-        if self.holders.is_lost:
+        if self.holders.is_lost or not self.recipe.is_complete():
             return False
         for owner, gradient in self.gradients:
             if (tensor := owner()) is not None:
@@ -350,8 +351,6 @@ class _Step:
         made = capture.run(memory, tuple(numbers.values()))
         bases = [buffer_node(b, slot.shape) for b, slot in zip(made, capture.fresh, strict=True)]
         tensors = self.recipe.make(bases)
-        if tensors is None:
-            raise JitError("a tensor that the step returns a view of is there no more")
         if self.template is _HERE:
             return tensors[0]
         rest = iter(tensors)
@@ -402,7 +401,7 @@ def _capture(
     arguments = _Arguments(signature.tensors)
     nodes = [_copy_of(t) for t in arguments.tensors]
     given = [_substitute(t, nodes[k]) for t, k in zip(signature.tensors, arguments.of, strict=True)]
-    gradients = [(weakref.ref(t), t.grad.uop) for t in live_tensors() if t.grad is not None]
+    gradients = [(weakref.ref(t), root_of(t.grad)) for t in live_tensors() if t.grad is not None]
     rest = iter(given)
 
     def substitute(leaf: Any) -> Any:
@@ -455,9 +454,8 @@ def _substitute(tensor: Tensor, node: UOp) -> Tensor:
 
 def _check_results(recipe: Recipe, recording: Recording) -> None:
     """JitError if something is returned that a replay could not make anew."""
-    given = [t.uop.base for t in recipe.outside]
-    for base in (*recipe.bases, *given):
-        if base.arg.uid in recording.params:
+    for base in (*recipe.bases, *recipe.outside):
+        if base.op is Ops.BUFFER and base.arg.uid in recording.params:
             raise JitError(
                 f"the function returns an argument of shape {base.shape} or a view of one, which "
                 "would not be a new tensor in a replay; return a copy, .clone()"
@@ -478,13 +476,13 @@ def _hold(capture: Capture, gradients: Sequence[tuple[weakref.ref[Tensor], UOp]]
         uop = tensor.uop
         if uop in wanted:
             wanted[uop].append(tensor)
-        elif (base := uop.base) in views:
+        elif (base := root_of(tensor)) in views:
             views[base].append(tensor)
     for owner, before in gradients:
         tensor_now = owner()
-        if before.base in wanted and tensor_now is not None:
+        if before in wanted and tensor_now is not None:
             now = tensor_now.grad
-            if now is None or now.uop is not before:
+            if now is None or root_of(now) is not before:
                 raise JitError(
                     f"the step adds to a gradient of shape {before.shape} from before the call; "
                     "call zero_grad() inside the step, before backward()"
@@ -503,20 +501,27 @@ def _escaped(
 ) -> list[Tensor]:
     """The tensors at which a step leaves gradients. JitError if it leaves anything else behind."""
     mine = {id(t) for t in results}
-    left = [t for t in made_by(token) if id(t) not in mine]
-    if left or any(t() is not None for t in given):
-        left.clear()
-        gc.collect()  # what is only in a cycle is not left behind
+
+    def leftovers() -> tuple[list[Tensor], list[Tensor]]:
+        owners = {id(t.grad): t for t in live_tensors() if t.grad is not None}
         left = [t for t in made_by(token) if id(t) not in mine]
-    owners = {id(t.grad): t for t in live_tensors() if t.grad is not None}
-    kept = [t for t in (*left, *[t() for t in given]) if t is not None and id(t) not in owners]
+        left += [t for t in (found() for found in given) if t is not None]
+        return [owners[id(t)] for t in left if id(t) in owners], [
+            t for t in left if id(t) not in owners
+        ]
+
+    owners, kept = leftovers()
+    if kept:
+        kept.clear()
+        gc.collect()  # what is only in a cycle is not left behind
+        owners, kept = leftovers()
     if kept:
         raise JitError(
             f"the function keeps a tensor of shape {kept[0].shape}, an argument or one that it "
             "computed, in some place outside: replays would not change it; return it, or write to "
             "a tensor that is there already with .assign()"
         )
-    return [owners[id(t)] for t in left]
+    return owners
 
 
 # ---------------------------------------------------------------- the decorator
@@ -536,7 +541,7 @@ class _Table:
         if not self.has_warned:
             self.has_warned = True
             warnings.warn(
-                f"TinyJit: {reason}; further calls run plainly", UserWarning, stacklevel=6
+                f"TinyJit: {reason}; further calls run plainly", UserWarning, stacklevel=4
             )
 
 
@@ -588,6 +593,9 @@ class TinyJit(Generic[P, R]):
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         """The method of an object."""
         return self if instance is None else _Method(self, instance)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.fxn,)  # a copy captures for itself
 
     def __repr__(self) -> str:
         return f"<TinyJit of {self.fxn!r}, {len(self._table.steps)} captures>"
