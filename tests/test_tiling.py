@@ -237,6 +237,26 @@ def test_a_carried_maximum_begins_with_the_first_block():
     check(case, Opt(BLOCK, 1, 4), Opt(THREAD, 2))
 
 
+def test_a_sum_of_what_does_not_vary_with_its_loop_counts_every_block():
+    r = red(16, 0)
+    y = param(1, 1).index(UOp.const(0, r.dtype))
+    ast = sink(param(0, 1).index(UOp.const(0, r.dtype)).store((y + 1.0).reduce(r)))
+    case = Case(ast, [blank(1), some(1)], [16 * (some(1) + 1), some(1)])
+    check(case, Opt(BLOCK, 0, 12))
+    check(case, Opt(BLOCK, 0, 12), Opt(UNROLL, 0, 4))
+    check(case, Opt(BLOCK, 0, 12), Opt(THREAD, 1))
+
+
+def test_what_is_hoisted_out_of_the_middle_of_a_sum_leaves_its_registers_where_they_are():
+    i, a, b, c = out(9, 0), red(4, 1), red(33, 2), red(1, 3)
+    x = some(4)
+    value = (param(1, 4).index(a).reduce(c) * 3.0).reduce(b).reduce(a)
+    case = Case(sink(param(0, 9).index(i).store(value)), [blank(9), x], [])
+    case.after = [np.full(9, 99 * x.sum()), x]
+    check(case, Opt(BLOCK, 2, 6))
+    check(case, Opt(BLOCK, 2, 6), Opt(UNROLL, 1, 2))
+
+
 # ---------------------------------------------------------------- threads
 
 

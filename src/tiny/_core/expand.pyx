@@ -204,6 +204,7 @@ cdef class Aside:
     """Loops that are set aside, and what holds inside of them."""
 
     cdef list scopes
+    cdef dict homes        # of the operations in them
     cdef list sizes
     cdef list counts
     cdef dict running
@@ -252,6 +253,7 @@ cdef class Expansion:
     cdef object loop_mask
     cdef object lane_mask
     cdef dict axis_of_lane         # number of a lane's leaf -> place of its axis
+    cdef dict axis_of_leaf         # the same for any leaf
     cdef dict lanes_of_leaf
     cdef dict tile_place           # number of a tile's leaf -> its place
     cdef list tile_sizes
@@ -283,7 +285,7 @@ cdef class Expansion:
         for n in order:
             if n.c_op == OP_RANGE:
                 self.bits[n.arg[0]] = 1 << n.arg[0]
-        self.loops, self.loop_mask = [], 0
+        self.loops, self.loop_mask, self.axis_of_leaf = [], 0, {}
         for given in kernel.loops:
             loop = LoopPlan()
             loop.given, loop.number = given, given.leaf.arg[0]
@@ -293,8 +295,10 @@ cdef class Expansion:
             self.loops.append(loop)
             self.loop_mask |= loop.bit
             self.bits[loop.number] = loop.bit
+            self.axis_of_leaf[loop.number] = loop.axis
             if loop.position >= 0:
                 self.bits[loop.position] = loop.bit
+                self.axis_of_leaf[loop.position] = loop.axis
             if loop.axis not in innermost or loop.step < (<LoopPlan>innermost[loop.axis]).step:
                 innermost[loop.axis] = loop
         for loop in innermost.values():
@@ -315,9 +319,10 @@ cdef class Expansion:
             if given.tile is not None:
                 axis.tile_number = given.tile.arg[0]
                 axis.tile = self.tile_place[axis.tile_number]
+                self.axis_of_leaf[axis.tile_number] = k
             if given.lane is not None:
                 axis.lanes = given.lane.src[0].arg
-                self.axis_of_lane[given.lane.arg[0]] = k
+                self.axis_of_lane[given.lane.arg[0]] = self.axis_of_leaf[given.lane.arg[0]] = k
                 self.lanes_of_leaf[given.lane.arg[0]] = axis.lanes
                 self.lane_mask |= 1 << given.lane.arg[0]
             self.axes.append(axis)
@@ -351,9 +356,7 @@ cdef class Expansion:
             for s in node.src:
                 mask |= masks[s]
             if node.c_op == OP_REDUCE or node.c_op == OP_STAGE:
-                for s in node.src[1:]:
-                    if s.c_op == OP_RANGE:
-                        mask &= ~self.bits[s.arg[0]]
+                mask = self.around(node, mask)
             masks[node] = mask
             if mask not in self.mask_ids:
                 self.mask_ids[mask] = len(self.masks)
@@ -385,6 +388,26 @@ cdef class Expansion:
                 info.needs = node.src
             self.infos[node] = info
         return 0
+
+    cdef object around(self, Node node, object mask):
+        """The axes that a REDUCE or STAGE depends on: not its own, but loops outside of those,
+        over blocks of the same axes, since what is in a block depends on which it is."""
+        cdef object own = 0
+        cdef dict widest = {}  # axis -> the most that an iteration of a loop of its own covers
+        cdef LoopPlan loop
+        cdef Node s
+        for s in node.src[1:]:
+            if s.c_op == OP_RANGE:
+                own |= self.bits[s.arg[0]]
+                widest[self.axis_of_leaf[s.arg[0]]] = 0
+        for loop in self.loops:
+            if loop.bit & own:
+                widest[loop.axis] = max(widest[loop.axis], loop.step)
+        mask &= ~own
+        for loop in self.loops:
+            if loop.axis in widest and loop.step > widest[loop.axis] and not loop.bit & own:
+                mask |= loop.bit
+        return mask
 
     cdef list terms_to_compute(self, Form form):
         """The terms of a form that need computing: a tile is a constant, a lane a number."""
@@ -467,6 +490,7 @@ cdef class Expansion:
         """Set aside the loops inside of a depth, and what is known of axes in them."""
         cdef Aside aside = Aside()
         cdef Scope scope
+        aside.homes = {}
         aside.sizes = [(<AxisPlan>a).size for a in self.axes]
         aside.counts = [self.counts[k] for k in range(self.tiles)]
         aside.running = dict(self.running)
@@ -475,19 +499,18 @@ cdef class Expansion:
         self.scopes_changed()
         for scope in reversed(aside.scopes):
             for uop in scope.lines:
-                self.home.pop(uop, None)
+                at = self.home.pop(uop, None)
+                if at is not None:
+                    aside.homes[uop] = at  # that of a register is the loop that it is in
             self.restore(scope)
         return aside
 
     cdef int go_on(self, Aside aside) except -1:
         """Go on inside of loops that were set aside."""
-        cdef Scope scope
-        cdef Py_ssize_t k, depth
-        for scope in aside.scopes:
-            depth = len(self.scopes)
-            self.scopes.append(scope)
-            for uop in scope.lines:
-                self.home.setdefault(uop, depth)
+        cdef Py_ssize_t k
+        self.scopes += aside.scopes
+        for uop, at in aside.homes.items():
+            self.home.setdefault(uop, at)
         self.scopes_changed()
         for k in range(len(self.axes)):
             (<AxisPlan>self.axes[k]).size = aside.sizes[k]
