@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from conftest import examples
 from tensor_graphs import (
@@ -29,6 +31,7 @@ from tensor_graphs import (
     reduce,
     relu,
     reshape,
+    shrink,
     softmax,
     unfold,
 )
@@ -334,3 +337,111 @@ def test_a_strict_sum_of_sums_stays_two():
     with Context(STRICT_REDUCE=1):
         (kernel,) = kernels_of(x)
     assert sum(n.op is Ops.REDUCE for n in kernel.postorder()) == 2
+
+
+# ---------------------------------------------------------------- sums of one step
+
+
+def places(n: int) -> UOp:
+    """0 to n - 1, put together of its bits."""
+    bits = max((n - 1).bit_length(), 1)
+    bit = pad(reshape(UOp.const(True, dtypes.bool), 1), (1, 0))
+    total = UOp.const(0, dtypes.int32)
+    for j in range(bits):
+        shape = [2 if axis == j else 1 for axis in range(bits)]
+        weight = UOp.const(1 << (bits - 1 - j), dtypes.int32)
+        mine = expand(reshape(bit, *shape), *[2] * bits)
+        total = add(total, UOp(Ops.WHERE, dtypes.int32, (mine, weight, UOp.const(0, dtypes.int32))))
+    return shrink(reshape(total, 1 << bits), (0, n))
+
+
+def pick(table: UOp, rows: UOp, numbers: UOp) -> UOp:
+    """(v, d), (n,), (v,): the sum of the rows of the table whose number is wanted."""
+    (v, d), (n,) = table.shape, rows.shape
+    wanted = expand(reshape(rows, n, 1, 1), n, v, d)
+    hot = op(Ops.CMPEQ, wanted, expand(reshape(numbers, 1, v, 1), n, v, d))
+    kept = UOp(Ops.WHERE, table.dtype, (hot, spread(table, n), const(0, table)))
+    return reshape(reduce(kept, 1), n, d)
+
+
+def spread(table: UOp, n: int) -> UOp:
+    return expand(reshape(table, 1, *table.shape), n, *table.shape)
+
+
+def integers(*shape: int) -> UOp:
+    return buffer(*shape, dtype=dtypes.int32)
+
+
+@pytest.mark.parametrize("numbers", [arange, places], ids=["counted", "of bits"])
+@pytest.mark.parametrize("v", [2, 3, 7, 8, 40, 50, 97])
+def test_a_row_is_picked_by_a_load_behind_a_gate(numbers, v):
+    # the numbers are from -8 to 8: some rows are not there
+    (kernel,) = kernels_of(pick(buffer(v, 5), integers(9), numbers(v)))
+    assert not any(n.op is Ops.REDUCE for n in kernel.postorder())
+    tables = [load for load in loads(kernel) if load.dtype is f32]
+    assert [len(load.src) for load in tables] == [4]
+
+
+@pytest.mark.parametrize(
+    "numbers",
+    [
+        lambda v: add(arange(v), UOp.const(-3, dtypes.int32)),
+        lambda v: op(Ops.SUB, UOp.const(4, dtypes.int32), arange(v)),
+        lambda v: flip(arange(v), 0),
+    ],
+    ids=["shifted", "downwards", "flipped"],
+)
+def test_numbers_that_are_shifted_or_reversed_are_solved_for(numbers):
+    (kernel,) = kernels_of(pick(buffer(6, 5), integers(9), numbers(6)))
+    assert not any(n.op is Ops.REDUCE for n in kernel.postorder())
+
+
+def test_what_is_computed_of_a_picked_row_is_0_where_there_is_none():
+    table = exp(buffer(6, 5))  # off its gate a load is 0, and exp(0) is not
+    (kernel,) = kernels_of(pick(table, integers(9), arange(6)))
+    assert not any(n.op is Ops.REDUCE for n in kernel.postorder())
+
+
+def test_rows_whose_numbers_are_not_those_of_a_loop_are_summed():
+    doubled = mul(arange(6), UOp.const(2, dtypes.int32))
+    (kernel,) = kernels_of(pick(buffer(6, 5), integers(9), doubled))
+    assert any(n.op is Ops.REDUCE for n in kernel.postorder())
+    (kernel,) = kernels_of(pick(buffer(6, 5), integers(9), integers(6)))
+    assert any(n.op is Ops.REDUCE for n in kernel.postorder())
+
+
+def test_rows_are_summed_where_numbers_may_be_equal():
+    halves = op(Ops.FLOORDIV, arange(6), UOp.const(2, dtypes.int32))
+    check(pick(buffer(6, 5), integers(9), halves))
+
+
+def test_a_row_of_infinities_is_left_alone():
+    table, rows = buffer(6, 2), integers(4)
+    memory = {
+        table: np.array([[np.inf, np.nan]] * 3 + [[1, -0.0]] * 3, np.float32),
+        rows: np.array([5, 0, 9, -1], np.int32),
+    }
+    check(pick(table, rows, arange(6)), memory=memory)
+
+
+@settings(max_examples=examples(3_000, 60))
+@given(st.integers(1, 40), st.integers(1, 3), st.integers(1, 4), st.integers(-9, 9), st.booleans())
+def test_picked_rows_are_computed(v, d, n, shift, backwards):
+    numbers = add(places(v), UOp.const(shift, dtypes.int32))
+    table, rows = integers(v, d), integers(n)
+    kept = pick(table, rows, flip(numbers, 0) if backwards else numbers)
+    check(add(kept, pick(table, add(rows, UOp.const(1, dtypes.int32)), numbers)))
+
+
+def test_the_label_of_a_loss_is_loaded():
+    n, c = 33, 40
+    x, labels = buffer(n, c), integers(n)
+    hot = op(
+        Ops.CMPEQ,
+        expand(reshape(places(c), 1, c), n, c),
+        expand(reshape(labels, n, 1), n, c),
+    )
+    low = op(Ops.SUB, x, expand(log(reduce(exp(x), 1)), n, c))
+    (kernel,) = kernels_of(reduce(UOp(Ops.WHERE, f32, (hot, low, const(0, x))), 1))
+    assert sum(n.op is Ops.REDUCE for n in kernel.postorder()) == 1
+    assert sizes_of(kernel) == [n, c]

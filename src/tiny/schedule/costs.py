@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from tiny.dtype import dtypes
 from tiny.schedule.graph import (
     COMPUTE,
     EFFECT,
@@ -122,6 +123,10 @@ def estimate_costs(g: TensorGraph, stored: frozenset[int]) -> Costs:
                 entry_work[i] = WORK.get(g.nodes[i].op, 1)
                 w += entry_work[i]
                 cells |= {i}
+                if b == 0 and w < WORK[Ops.THREEFRY] and dtypes.is_int(g.nodes[i].dtype):
+                    # a number made of loop numbers, as an arange is, comes down to an index
+                    entry_work[i] = w = 1.0
+                    cells = frozenset((i,))
             elif kind == VIEW and b and g.numel[i] >= EXPANDED * g.numel[sources[0]] > 0:
                 # hoisted out of the loops it is repeated over
                 entry_nbytes[i] = b = itemsize * g.numel[sources[0]] / g.numel[i]

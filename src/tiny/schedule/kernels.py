@@ -24,7 +24,7 @@ from tiny.schedule.graph import (
 from tiny.schedule.nests import Clauses, Index, Kernel, Loops, Request, Stage, connected
 from tiny.schedule.ranges import Plan, plan_kernels
 from tiny.schedule.splits import settle_loops
-from tiny.schedule.sums import closed_sum
+from tiny.schedule.sums import closed_sum, picked_sum
 from tiny.uop.ops import AxisType, KernelInfo, Ops, ParamArg, ReduceArg, StageArg, UOp
 
 # Memory as a kernel names it: a cell, and which version of it (0: as stored or handed in).
@@ -268,6 +268,8 @@ class _Builder:
             )
         if op is Ops.ADD and not any(n.op is Ops.INDEX for n in value.postorder()):
             value, loops = closed_sum(value, loops)
+        elif op is Ops.ADD:
+            value, loops = picked_sum(value, loops)
         if not loops:
             return value
         value, loops = joined(op, value, loops)

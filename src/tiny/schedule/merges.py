@@ -102,6 +102,10 @@ def _used_otherwise(nodes: Sequence[UOp]) -> set[UOp]:
         elif n.op is Ops.INDEX:
             for gate in n.src[1 + len(n.src[0].shape) :]:
                 fixed.update(u for u in gate.postorder() if u.op is Ops.RANGE)
+            for at in n.src[1 : 1 + len(n.src[0].shape)]:
+                inside = at.postorder()
+                if any(u.op is Ops.INDEX for u in inside):  # at an index that is loaded
+                    fixed.update(u for u in inside if u.op is Ops.RANGE)
         elif n.dtype is not dtypes.index and n.op not in _BINDERS:
             for s in n.src:
                 if s.dtype is dtypes.index:

@@ -124,7 +124,7 @@ class Placement:
                 cheap = work <= most and again <= bound
             else:
                 cheap = again + (max(ratio, wanted) - 1) * work / OPERATIONS_A_BYTE <= bound
-        if cheap and (ratio - 1) * work <= LOCAL_WORK:
+        if cheap and (work <= PROLOGUE_WORK if reused else (ratio - 1) * work <= LOCAL_WORK):
             return HERE
         kept = Verdict(Where.GLOBAL)
         if LOCAL_STAGES:

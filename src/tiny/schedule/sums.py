@@ -1,9 +1,13 @@
-"""Sums over loops that need no loop: counting the steps at which conditions hold."""
+"""Sums over loops that need no loop.
+
+Counting the steps at which conditions hold does for aranges and triangles. Of a sum in which one
+step counts, that whose number a value has (an embedding, the label in a loss), that step is taken.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from tiny._core.symbolic import simplify
 from tiny.dtype import dtypes
@@ -116,3 +120,146 @@ def _around(x: UOp, loop: UOp) -> tuple[int, UOp] | None:
         else:
             rest = rest + term
     return (factor, rest) if factor in (1, -1) else None
+
+
+def picked_sum(value: UOp, loops: Sequence[UOp]) -> tuple[UOp, list[UOp]]:
+    """The sum over loops of a value that is 0 but in one step, without the loops that say which.
+
+    where(k == loop, x, 0) sums to x in step k, and to 0 if there is no such step: a load at an
+    index that was loaded, behind a gate.
+    """
+    left: list[UOp] = []
+    for loop in reversed(loops):
+        picked = _pick(value, loop)
+        if picked is None:
+            left.append(loop)
+        else:
+            value = picked
+    return value, left[::-1]
+
+
+def _pick(value: UOp, loop: UOp) -> UOp | None:
+    clauses, x = _conditions(value)
+    for c in clauses:
+        step = _step_of(c, loop)
+        if step is None:
+            continue
+        there = simplify((step < 0).ne(True) & (step < loop.src[0]))
+        others = [o for o in clauses if o is not c]
+        parts = _at_step([x, *others], loop, step, there)
+        if parts is None:
+            return None
+        picked, conditions = parts[0], parts[1:]
+        if conditions or picked.op is not Ops.INDEX or picked.src[-1] is not there:
+            picked = there.where(picked, UOp.const(0, value.dtype))
+        for condition in reversed(conditions):
+            picked = condition.where(picked, UOp.const(0, value.dtype))
+        return picked
+    return None
+
+
+def _step_of(clause: UOp, loop: UOp) -> UOp | None:
+    """The step at which k == loop holds, or None if the condition is not of that form."""
+    if clause.op is not Ops.CMPEQ or not dtypes.is_int(clause.src[0].dtype):
+        return None
+    a, b = clause.src
+    if _uses(a, loop):
+        a, b = b, a
+    if _uses(a, loop) or not _uses(b, loop):
+        return None
+    place = place_of(b)
+    form = None if place is None else _around(place, loop)
+    if form is None:
+        return None
+    factor, rest = form
+    wanted = a.cast(dtypes.index) - rest
+    return simplify(wanted if factor == 1 else -wanted)
+
+
+def place_of(x: UOp) -> UOp | None:
+    """An integer value that is a function of loops alone, as an index expression; or None.
+
+    A number put together of its bits comes out as the loop that it is.
+    """
+    new: dict[UOp, UOp | None] = {}
+    for node in x.postorder():
+        found: UOp | None = None
+        if node.dtype is dtypes.index or node.dtype is dtypes.bool:
+            found = node
+        elif node.op is Ops.CONST and dtypes.is_int(node.dtype):
+            found = UOp.const(node.arg, dtypes.index)
+        elif node.op is Ops.CAST and node.src[0].dtype is dtypes.index:
+            found = node.src[0]
+        elif node.op in (Ops.ADD, Ops.SUB, Ops.MUL):
+            a, b = (new[s] for s in node.src)
+            if a is not None and b is not None:
+                found = a.alu(node.op, b)
+        elif node.op is Ops.WHERE:
+            bit, (a, b) = _bit(node.src[0]), (new[s] for s in node.src[1:])
+            if bit is not None and a is not None and b is not None:
+                found = b + bit * (a - b)
+        if found is not None and found.dtype is dtypes.index and node.dtype is not dtypes.index:
+            found = simplify(found)
+            if found.vmin < node.dtype.min or found.vmax > node.dtype.max:
+                found = None  # it may wrap
+        new[node] = found
+    return new[x]
+
+
+def _bit(condition: UOp) -> UOp | None:
+    """A condition that is a bit of an index expression e of few values, as 0 or 1.
+
+    low <= e is e // low where e stays below 2 * low, and with e < 2 * low it is e // low % 2 where
+    e stays below 3 * low.
+    """
+    low, high = 0, None
+    e: UOp | None = None
+    for c in condition.split_uop(Ops.AND):
+        if c.op is Ops.CMPEQ and c.src[0].dtype is dtypes.index and e is None:  # the bit of 1
+            low, high, e = 1, 2, c.src[0]
+            if c.src[1].op is not Ops.CONST or c.src[1].arg != 1:
+                return None
+            continue
+        if c.op is not Ops.CMPLT or c.src[0].dtype is not dtypes.index:
+            return None
+        a, b = c.src
+        if a.op is Ops.CONST and e in (None, b):
+            low, e = a.arg + 1, b
+        elif b.op is Ops.CONST and e in (None, a):
+            high, e = b.arg, a
+        else:
+            return None
+    if e is None or low < 1 or e.vmin < 0:
+        return None
+    if high is None:
+        return e // low if e.vmax < 2 * low else None
+    return e // low % 2 if high == 2 * low and e.vmax < 3 * low else None
+
+
+def _at_step(values: Iterable[UOp], loop: UOp, step: UOp, there: UOp) -> list[UOp] | None:
+    """Values in one step of a loop, loading nothing if it is not there.
+
+    None if a reduction among them depends on the loop: its own loops would be shared by two.
+    """
+    new: dict[UOp, UOp] = {loop: step}
+    results = []
+    for value in values:
+        for node in value.postorder():
+            if node in new:
+                continue
+            src = tuple([new[s] for s in node.src])
+            if src == node.src:
+                new[node] = node
+                continue
+            if node.op in (Ops.REDUCE, Ops.STAGE):
+                return None
+            if node.op is Ops.INDEX:
+                rank = len(node.src[0].shape)
+                gate = there
+                for g in src[1 + rank :]:
+                    gate = simplify(gate & g)
+                index = [simplify(i) for i in src[1 : 1 + rank]]
+                src = (src[0], *index, gate)
+            new[node] = UOp(node.op, node.dtype, src, node.arg)
+        results.append(new[value])
+    return results
