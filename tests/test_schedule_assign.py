@@ -105,6 +105,15 @@ def test_a_normalised_buffer_is_staged_behind_its_sum():
     assert kernels([assign(x, add(x, total))]) == 2
 
 
+def test_an_old_part_that_is_not_overwritten_is_read_late_without_a_copy():
+    x, y = ints(), ints(3)
+    old = shrink(x, (0, 3))
+    new = assign(x, y, shrink(x, (3, 6)))
+    # it reads the old version and the new one, which differ only where it reads the new one
+    assert kernels([new], [flip(add(old, shrink(new, (3, 6))), 0)]) == 2
+    assert kernels([new], [flip(add(shrink(x, (1, 4)), shrink(new, (3, 6))), 0)], copies=1) == 3
+
+
 def test_slices_written_in_turn_need_no_copy():
     cache = ints(14)
     new = cache

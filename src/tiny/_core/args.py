@@ -77,11 +77,11 @@ class RangeArg(NamedTuple):
 
 
 class VarArg(NamedTuple):
-    """A variable: its name and its bounds, both inclusive."""
+    """A variable: its name and its bounds, both inclusive; infinite for one of a float dtype."""
 
     name: str
-    vmin: int
-    vmax: int
+    vmin: int | float
+    vmax: int | float
 
 
 class RegArg(NamedTuple):

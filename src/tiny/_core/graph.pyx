@@ -551,6 +551,8 @@ cdef void set_bounds(Node n) noexcept:
                 n.c_flags |= BOUNDED | INT_CONST
         return
     if op == OP_DEFINE_VAR:
+        if not PyLong_CheckExact(n.arg[1]):
+            return  # of a float
         low = PyLong_AsLongLongAndOverflow(n.arg[1], &overflow)
         if overflow:
             return

@@ -119,6 +119,8 @@ class Part:
 
         Then its operands are used again and again, and how it is tiled is what counts.
         """
+        if not self.has_reduce:
+            return False
         ranges: dict[UOp, frozenset[UOp]] = {}
         widest: dict[UOp, int] = {}  # the most ranges that one load below a node depends on
         for n in self.nodes:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tiny._core.graph import canonical_key
 from tiny.dtype import DType
 from tiny.helpers import DEBUG, NO_MEMORY_PLANNER, SPEC, STRICT_REDUCE, disable_gc
+from tiny.schedule.constants import float_constants, with_variables
 from tiny.schedule.graph import MEMORY, TensorGraph, canonicalise, read_graph
 from tiny.schedule.joins import join_steps
 from tiny.schedule.kernels import Versions, build_kernels
@@ -103,14 +104,26 @@ class Schedule:
 
 
 class BoundSchedule(NamedTuple):
-    """A schedule with this call's memory and values: slot k is buffers[k], as far as they go."""
+    """A schedule with this call's memory and values: slot k is buffers[k], as far as they go.
+
+    A value is an int, or a float where a constant became a variable.
+    """
 
     schedule: Schedule
     buffers: tuple[UOp, ...]
-    values: dict[str, int]
+    values: dict[str, Any]
+
+
+class _Family:
+    """Graphs equal but for float constants: those of the first, and the places that varied."""
+
+    def __init__(self, first: tuple[float, ...]) -> None:
+        self.first = first
+        self.varied: frozenset[int] = frozenset()
 
 
 _cache: OrderedDict[tuple[object, ...], Schedule] = OrderedDict()
+_families: OrderedDict[tuple[object, ...], _Family] = OrderedDict()
 _lock = threading.Lock()
 
 
@@ -121,11 +134,12 @@ def create_schedule(
 
     `target_of` describes a device by name; what has no device of its own goes to
     `default_device`. A graph that was seen before, up to the identity of its buffers and the
-    values of its Variables, costs a walk for its key. ValueError if one Variable has two values or
+    values of its Variables, costs a walk for its key; one that was seen twice with other float
+    constants, two more. ValueError if one Variable has two values or
     if operands live on two devices.
     """
     key, buffers, binds = canonical_key(sink)
-    values: dict[str, int] = {}
+    values: dict[str, Any] = {}
     for bind in binds:
         variable, value = bind.unbind()
         if values.setdefault(variable.arg.name, value) != value:
@@ -133,29 +147,79 @@ def create_schedule(
                 f"variable {variable.arg.name!r} is bound to {values[variable.arg.name]} and to "
                 f"{value} in one computation; realize one of them first"
             )
-    full_key = (key, default_device, bool(NO_MEMORY_PLANNER), bool(STRICT_REDUCE))
-    with _lock:
-        schedule = _cache.get(full_key)
-        if schedule is not None:
-            _cache.move_to_end(full_key)
+    settings = (default_device, bool(NO_MEMORY_PLANNER), bool(STRICT_REDUCE))
+    schedule = _look_up((key, *settings))
     if schedule is None:
-        schedule = _make_schedule(canonicalise(sink, buffers), buffers, target_of, default_device)
-        with _lock:
-            _cache[full_key] = schedule
-            if len(_cache) > MOST_SCHEDULES:
-                _cache.popitem(last=False)
+        graph = canonicalise(sink, buffers)
+        constants = float_constants(graph)
+        varied, family = _what_varied(graph, constants, settings)
+        if not varied:
+            schedule = _make_schedule(graph, buffers, target_of, default_device)
+            _keep((key, *settings), schedule)
+        else:
+            shared = (family, varied)
+            schedule = _look_up(shared)
+            if schedule is None:
+                graph = with_variables(graph, constants, varied)
+                schedule = _make_schedule(graph, buffers, target_of, default_device)
+                _keep(shared, schedule)
+            values.update((f"~{k}", constants[k].arg) for k in varied)
     return BoundSchedule(schedule, tuple(buffers), values)
+
+
+def _look_up(key: tuple[object, ...]) -> Schedule | None:
+    with _lock:
+        schedule = _cache.get(key)
+        if schedule is not None:
+            _cache.move_to_end(key)
+    return schedule
+
+
+def _keep(key: tuple[object, ...], schedule: Schedule) -> None:
+    with _lock:
+        _cache[key] = schedule
+        if len(_cache) > MOST_SCHEDULES:
+            _cache.popitem(last=False)
+
+
+def _what_varied(
+    graph: UOp, constants: Sequence[UOp], settings: tuple[object, ...]
+) -> tuple[frozenset[int], tuple[object, ...]]:
+    """The constants that have had other values, none the first time; with a key of the graph
+    without them."""
+    if not constants:
+        return frozenset(), ()
+    everywhere = with_variables(graph, constants, range(len(constants)))
+    key = (everywhere.key, *settings)
+    now = tuple([c.arg for c in constants])
+    with _lock:
+        family = _families.get(key)
+        if family is None:
+            _families[key] = _Family(now)
+            if len(_families) > MOST_SCHEDULES:
+                _families.popitem(last=False)
+            return frozenset(), key
+        _families.move_to_end(key)
+        pairs = enumerate(zip(now, family.first, strict=True))
+        family.varied |= {k for k, (a, b) in pairs if a != b}
+        return family.varied, (key, family.first)
 
 
 def forget_schedules() -> None:
     """Empty the cache of schedules."""
     with _lock:
         _cache.clear()
+        _families.clear()
 
 
 def cached_schedules() -> int:
     """How many schedules are kept."""
     return len(_cache)
+
+
+def known_families() -> int:
+    """How many graphs are known by all but their float constants."""
+    return len(_families)
 
 
 # a collection in between looks at all requests, and none of them is in a cycle

@@ -8,6 +8,7 @@ them, `spec_program` for the list of operations that a renderer is given.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -168,8 +169,12 @@ def is_reduction(x: UOp) -> bool:
 
 
 def is_variable(x: UOp) -> bool:
-    """A variable has a name and bounds."""
-    return type(x.arg) is VarArg and is_integral(x.dtype) and x.arg.vmin <= x.arg.vmax
+    """A variable has a name and bounds: integers, or of a float none."""
+    if type(x.arg) is not VarArg:
+        return False
+    if is_float(x.dtype):
+        return x.arg[1:] == (-math.inf, math.inf)
+    return is_integral(x.dtype) and x.arg.vmin <= x.arg.vmax
 
 
 def is_loop(x: UOp) -> bool:
