@@ -297,24 +297,11 @@ class SplitKernel:
         self.axes[number] = split
 
     def _check_lanes(self, opt: Opt, number: int) -> None:
-        """No node may depend on two axes of lanes."""
+        """No node may depend on two axes of lanes: no nest has two."""
         bit = 1 << number
         others = sum(1 << k for k, a in enumerate(self.axes) if a.lanes > 1)
-        clash = any(nest & bit and nest & others for nest in self._lane_nests())
+        clash = any(nest & bit and nest & others for nest in self.nest_masks)
         self._check(not clash, opt, "a value would have lanes along two axes")
-
-    def _lane_nests(self) -> set[int]:
-        """The sets of axes whose lanes meet in one value."""
-        found: set[int] = set()
-        for node, mask in self.masks.items():
-            if node.op is Ops.SINK:
-                continue
-            if node.op in (Ops.REDUCE, Ops.STAGE):  # it has the lanes of what it takes in
-                mask |= self.masks[node.src[0]]
-                for r in node.src[1:]:
-                    mask |= 1 << self.number_of[r] if r in self.number_of else 0
-            found.add(mask)
-        return found
 
     def vector_lanes(self, number: int) -> int:
         """How many elements a vector along an axis holds: of the widest dtype that is computed."""
