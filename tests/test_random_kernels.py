@@ -25,6 +25,7 @@ from tiny.codegen import LinearProgram, lower
 from tiny.codegen.lower.conditions import place_conditions
 from tiny.codegen.opt import OptOps
 from tiny.device import Buffer, Compiled, Device
+from tiny.dtype import dtypes
 from tiny.helpers import Context
 from tiny.runtime.cpu import host_arch
 from tiny.runtime.python import interpret
@@ -59,22 +60,28 @@ def is_defined(program: LinearProgram, device: Compiled) -> bool:
     return native or not any(u.op is Ops.MULACC for u in program.uops)
 
 
-def run_on(device: Compiled, program: LinearProgram, drawn: Drawn, memory: dict[int, Array]):
-    """The contents of each buffer after a run."""
+def run_on(
+    device: Compiled, program: LinearProgram, drawn: Drawn, memory: dict[int, Array]
+) -> dict[int, Array]:
+    """The contents of each buffer after a run, which left alone what lies behind them."""
     source = device.renderer.render(program)
     kernel = device.load(program.name, device.compiler.compile(source, program.name), program)
-    buffers = [
-        Buffer(device.name, memory[p.slot].size, p.dtype).allocate().copyin(
-            np.ascontiguousarray(memory[p.slot]).tobytes()
-        )
-        for p in program.params
-    ]  # fmt: skip
+    guard = bytes([0xF5, 0x7F]) * 64
+    buffers = []
+    for p in program.params:
+        contents = np.ascontiguousarray(memory[p.slot]).tobytes() + guard
+        buffers.append(Buffer(device.name, len(contents), dtypes.uint8).copyin(contents))
     values = tuple(drawn.variables[v.arg.name] for v in program.variables)
     kernel(tuple(b.memory for b in buffers), values)
-    return {p.slot: b.numpy() for p, b in zip(program.params, buffers, strict=True)}
+    found = {}
+    for p, buffer in zip(program.params, buffers, strict=True):
+        after = buffer.numpy().tobytes()
+        assert after.endswith(guard), f"written beyond the end of buffer {p.slot}"
+        found[p.slot] = np.frombuffer(after[: -len(guard)], memory[p.slot].dtype)
+    return found
 
 
-def interpreted(program: LinearProgram, drawn: Drawn, memory: dict[int, Array]):
+def interpreted(program: LinearProgram, drawn: Drawn, memory: dict[int, Array]) -> dict[int, Array]:
     """The same by the reference."""
     flat = {p.slot: memory[p.slot].reshape(-1).copy() for p in program.params}
     interpret(program, [flat[p.slot] for p in program.params], drawn.variables)

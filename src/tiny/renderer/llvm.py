@@ -368,19 +368,20 @@ class _Function:
 
     def load_node(self, node: UOp) -> str:
         lanes, dtype, at = node.arg, node.dtype, self.names[node.src[0]]
-        on = self.fixed_lanes(node.src[1], lanes) if len(node.src) > 1 else lanes
-        if on == 0:
+        on = self.fixed_lanes(node.src[1], lanes) if len(node.src) > 1 else range(lanes)
+        if on is not None and len(on) == 0:
             return self.splat_constant(constant(0, dtype), dtype, lanes)
-        if on == lanes:
+        if on is not None and len(on) == lanes:
             return self.load(at, dtype, lanes, dtype.itemsize)
         element = memory_type(dtype)
         kind = f"<{lanes} x {element}>"
-        if on is not None:  # the first lanes: a shorter vector, with zeros after it
-            part = f"<{on} x {element}>"
+        if on is not None:  # a shorter vector, with zeros around it
+            part = f"<{len(on)} x {element}>"
+            at = self.lane_address(at, on, dtype)
             loaded = self.value(f"load {part}, ptr {at}, align {dtype.itemsize}")
-            picked = ", ".join(f"i32 {min(k, on)}" for k in range(lanes))
+            picked = tuple([k - on[0] if k in on else len(on) for k in range(lanes)])
             wide = self.value(
-                f"shufflevector {part} {loaded}, {part} zeroinitializer, <{lanes} x i32> <{picked}>"
+                f"shufflevector {part} {loaded}, {part} zeroinitializer, {_mask(picked)}"
             )
             return self.from_memory(wide, dtype, lanes)
         gate = self.operand(node.src[1], lanes)
@@ -401,20 +402,29 @@ class _Function:
         )
         return self.from_memory(loaded, dtype, lanes)
 
-    def fixed_lanes(self, gate: UOp, lanes: int) -> int | None:
-        """How many lanes a gate lets through, if it is known and those are the first ones.
+    def fixed_lanes(self, gate: UOp, lanes: int) -> range | None:
+        """The lanes that a gate lets through, if that is known and they follow each other.
 
-        Some of them only where the target does not mask lanes of this kind by itself.
+        None as well where the target masks them at no cost. It is not left to mask one lane:
+        LLVM 22 stores too many bytes of it if the vector was truncated (a movw for i16 to i8).
         """
         if gate.op in (Ops.EXPAND, Ops.CONST):
             gate = gate.src[0] if gate.op is Ops.EXPAND else gate
-            return (lanes if gate.arg else 0) if gate.op is Ops.CONST else None
+            return range(lanes if gate.arg else 0) if gate.op is Ops.CONST else None
         if gate.op is not Ops.STACK or any(s.op is not Ops.CONST for s in gate.src):
             return None
-        on = sum(s.arg for s in gate.src)
-        if not all(s.arg for s in gate.src[:on]):
+        on = [k for k, s in enumerate(gate.src) if s.arg]
+        if on and on[-1] - on[0] != len(on) - 1:
             return None
-        return on if on in (0, lanes) or self.target.vector_bytes < 64 else None
+        if 1 < len(on) < lanes and self.target.vector_bytes >= 64:
+            return None
+        return range(on[0], on[-1] + 1) if on else range(0)
+
+    def lane_address(self, at: str, on: range, dtype: DType) -> str:
+        """Where the first of some lanes lies in memory."""
+        if not on[0]:
+            return at
+        return self.value(f"getelementptr i8, ptr {at}, i64 {on[0] * dtype.itemsize}")
 
     def load(self, at: str, dtype: DType, lanes: int, align: int) -> str:
         element = memory_type(dtype)
@@ -446,20 +456,22 @@ class _Function:
         if dtype is dtypes.bool:
             name = self.value(f"zext {register_type(dtype, lanes)} {name} to {kind}")
         plain = f"store {kind} {name}, ptr {at}, align {dtype.itemsize}"
-        on = self.fixed_lanes(node.src[2], lanes) if len(node.src) > 2 else lanes
-        if on == 0:
+        on = self.fixed_lanes(node.src[2], lanes) if len(node.src) > 2 else range(lanes)
+        if on is not None and len(on) == 0:
             return
-        if on == lanes:
+        if on is not None and len(on) == lanes:
             if node.arg == "nontemporal" and (part := self.whole_vectors(lanes, dtype)):
                 self.store_past_caches(kind, name, at, part, plain)
             else:
                 self.emit(plain)
         elif on is not None:
-            short, picked = f"<{on} x {element}>", ", ".join(f"i32 {k}" for k in range(on))
-            first = self.value(
-                f"shufflevector {kind} {name}, {kind} poison, <{on} x i32> <{picked}>"
-            )
-            self.emit(f"store {short} {first}, ptr {at}, align {dtype.itemsize}")
+            stored_type = element if len(on) == 1 else f"<{len(on)} x {element}>"
+            if len(on) == 1:
+                some = self.value(f"extractelement {kind} {name}, i64 {on[0]}")
+            else:
+                some = self.value(f"shufflevector {kind} {name}, {kind} poison, {_mask(tuple(on))}")
+            at = self.lane_address(at, on, dtype)
+            self.emit(f"store {stored_type} {some}, ptr {at}, align {dtype.itemsize}")
         elif _lanes(node.src[2]) == 1:
             self.count += 1
             label = f"store{self.count}"
