@@ -35,6 +35,7 @@ from tiny.dtype import _to_np_dtype, dtypes
 from tiny.helpers import Context
 from tiny.runtime.cpu import host_arch, undefined_symbols
 from tiny.uop.ops import AxisType, Ops, RegArg, UOp
+from tiny.uop.structure import check_program
 
 LANES = (1, 4, 16, 7, 20)
 INTS = (*(getattr(dtypes, f"int{b}") for b in (8, 16, 32, 64)),
@@ -526,6 +527,34 @@ def test_a_register_of_an_inner_loop_begins_anew(cpu):
     w.add(at(to, 0).store(outer.after(last)))
     got = run_program(cpu, w.program(), [np.zeros(1, np.float32), x.reshape(-1)])[0]
     assert got[0] == x.prod(1).sum()
+
+
+@pytest.mark.parametrize("device", ["CPU", "PYTHON"])
+def test_a_register_begins_with_what_another_holds(device):
+    """Three levels: each carries on from the one around it, and gives back what it has."""
+    x = np.random.default_rng(5).integers(-9, 9, (2, 3, 4)).astype(np.int32)
+    w = Writer()
+    to, source = param(0, dtypes.int32, 1), param(1, dtypes.int32, 24)
+    w.add(to, source, const(4), const(3))
+    total = w.add(register(0, UOp.const(5, dtypes.int32)))
+    i = w.add(UOp.range(2, 0, AxisType.REDUCE))
+    middle = w.add(UOp(Ops.DEFINE_REG, dtypes.int32, (total,), RegArg(1, 1)))
+    j = w.add(UOp.range(3, 1, AxisType.REDUCE))
+    inner = w.add(UOp(Ops.DEFINE_REG, dtypes.int32, (middle,), RegArg(2, 1)))
+    k = w.add(UOp.range(4, 2, AxisType.REDUCE))
+    element = at(source, (i * 3 + j) * 4 + k).load()
+    w.add(inner.store(inner * UOp.const(3, dtypes.int32) + element), ended := end(k))
+    w.add(middle.store(inner.after(ended)), ended := end(j))
+    w.add(total.store(middle.after(ended)), ended := end(i))
+    w.add(at(to, 0).store(total.after(ended)))
+    program = w.program()
+    check_program(program)
+    got = run_program(Device[device], program, [np.zeros(1, np.int32), x.reshape(-1)])[0]
+    expected = np.int32(5)
+    with np.errstate(over="ignore"):
+        for v in x.reshape(-1):
+            expected = np.int32(expected * np.int32(3) + v)
+    assert got[0] == expected
 
 
 def test_registers_set_twice_and_swapped(cpu):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
@@ -11,6 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kernels import CASES, TARGET, const, out, param, sink
+from linear import Writer, at, end, local, program_of, threads
+from linear import param as memory
 from tiny.codegen import lower
 from tiny.codegen.program import LinearProgram, Phase
 from tiny.device import Buffer, Device
@@ -266,6 +269,54 @@ def test_an_access_out_of_bounds_raises():
         interpret(program, [np.zeros(4, np.float32), np.zeros(3, np.float32)], {})
     with pytest.raises(IndexError, match="buffer 0, which has 2"):
         interpret(program, [np.zeros(2, np.float32), np.zeros(8, np.float32)], {})
+
+
+def test_scratch_memory_that_was_not_written_shows():
+    """Each step of a THREAD loop begins with memory that reads as NaN, whatever others wrote."""
+    to, piece = memory(0, dtypes.float32, 9), local(64, dtypes.float32, 1)
+    w = Writer()
+    w.add(to, piece, UOp.const(1.0, dtypes.float32))
+    i = w.add(threads(9, 0))
+    w.add(at(to, i).store(at(piece, 0).load()), at(piece, 0).store(UOp.const(1.0, dtypes.float32)))
+    w.add(end(i))
+    found = np.zeros(9, np.float32)
+    interpret(w.program(), [found], {})
+    assert np.isnan(found).all()
+
+
+@pytest.mark.parametrize("dtype", [dtypes.float16, dtypes.bfloat16, dtypes.float32, dtypes.float64])
+def test_memory_of_all_threads_is_nan_at_first(dtype):
+    to, piece = memory(0, dtype, 3), local(0, dtype, 3, shared=True)
+    w = Writer()
+    w.add(to, piece, at(to, 0).store(at(piece, 0).load(lanes=3)))
+    found = np.zeros(3, _to_np_dtype(dtype))
+    interpret(w.program(), [found], {})
+    assert np.isnan(found.astype(np.float64)).all()
+
+
+def test_steps_of_threads_run_in_a_mixed_order_each_once():
+    to, count = memory(0, dtypes.int64, 20), local(0, dtypes.int64, 1, shared=True)
+    one = UOp.const(1, dtypes.int64)
+    first, second = Writer(), Writer()
+    first.add(count, at(count, 0).store(one))
+    second.add(to, count, one)
+    i = second.add(threads(20, 0))
+    now = at(count, 0).load()
+    second.add(at(to, i).store(now), at(count, 0).store(now + one), end(i))
+    found = np.zeros(20, np.int64)
+    interpret(program_of([first.phase(), second.phase()]), [found], {})
+    assert sorted(found) == list(range(1, 21))
+    assert list(found) != sorted(found)
+
+
+@pytest.mark.parametrize("offset, size", [(64, 5), (0, 30)])
+def test_a_piece_beyond_the_scratch_memory_raises(offset, size):
+    piece = local(offset, dtypes.float32, size)
+    w = Writer()
+    w.add(piece, at(piece, 0).store(UOp.const(1.0, dtypes.float32)))
+    program = replace(w.program(), scratch_nbytes=80)
+    with pytest.raises(IndexError, match="of scratch memory, which has 80"):
+        interpret(program, [], {})
 
 
 def test_a_missing_variable_raises():
