@@ -27,10 +27,13 @@ WIDEST_TILE = 16  # points that use what is loaded once
 MASKS = 7  # registers for conditions
 FAR = 512  # bytes from which on the rows of a panel fall into few sets of a cache
 FAR_READ = 1.5  # how much longer it takes to load from those
+FAR_JUMP = 3.0  # loads that it takes longer to begin with the next row, where each is read once
+SHIFTED = 2.0  # loads in steps that are no whole vectors: most lie in two lines of the cache
 FILL, FILL_APART = 0.3, 1.5  # cycles to pack an element: of a vector, or by itself
-FILL_CODE, FILL_CODE_APART = 60, 1000  # lines of the loops that do so, and of a transposition
-# bytes a cycle that come into a cache from the next one; half of a cache is left to the rest
+FILL_CODE, FILL_CODE_APART = 60, 400  # lines of the loops that do so, and of a transposition
+# bytes a cycle that come into a cache from the next one; a quarter of a cache is left to the rest
 L1_RATE, L2_RATE = 32.0, 8.0
+LINE = 64  # bytes
 # A kernel is run about this often for each time that it is compiled; a line takes so long.
 RUNS, COMPILING = 100, 2e-5
 
@@ -85,6 +88,11 @@ class NestCost:
             body = self._bodies[key] = _Body(self, tile)
         return body.seconds(tile.rows)
 
+    def packing(self, tile: Tile) -> float:
+        """The part of it that packs operands once."""
+        self.seconds(tile)
+        return CYCLE * self._bodies[tile.lane, tile.lanes].packing
+
     def is_far(self, access: Access) -> bool:
         """Whether it is gone through in rows that fall into few sets of a cache."""
         steps = [access.strides.get(k, 0) or 0 for k in axes_of(self.nest.own)]
@@ -101,20 +109,33 @@ class NestCost:
             return True
         if lane >= 0 and access.mask >> lane & 1:
             if not access.is_contiguous(lane):
-                return access.strides[lane] is not None
+                return access.box_step(lane) == 1
             return not self.nest.own >> lane & 1 and self.is_far(access)
         # rows whose innermost loop jumps
         inner = [k for k, n in self.loops if n > 1 and self.nest.own >> k & 1][-1:]
         steps = [access.strides.get(k, 0) or 0 for k in inner]
         return max(map(abs, steps), default=0) * access.itemsize >= FAR
 
-    def slots(self, access: Access, lane: int, lanes: int) -> float:
+    def slots(self, access: Access, lane: int, lanes: int, vectors: int) -> float:
         """Instructions to load or store one vector, or one value for all of its lanes."""
-        if lane < 0 or not access.mask >> lane & 1 or self.is_packed(access, lane):
+        if lane < 0 or not access.mask >> lane & 1:
             return 1.0
-        if access.is_contiguous(lane):
-            is_often = self.points >= REUSE * WIDEST_TILE * access.size
-            return FAR_READ if is_often and self.nest.sums and self.is_far(access) else 1.0
+        is_packed = self.is_packed(access, lane)
+        if is_packed:
+            is_near = abs(access.box_step(lane)) == 1
+        else:  # lanes that have conditions of their own are not loaded backwards at once
+            is_near = access.is_contiguous(lane) and (
+                not access.gate >> lane & 1 or access.strides[lane] == 1
+            )
+        if is_near:
+            if not self.nest.sums or self.nest.own >> lane & 1:
+                return 1.0
+            if access.shares_dim(lane, self.nest.own):
+                return SHIFTED
+            if self.is_far(access) and not is_packed:
+                is_often = self.points >= REUSE * WIDEST_TILE * access.size
+                return FAR_READ if is_often else 1 + FAR_JUMP / vectors
+            return 1.0
         size = dict(self.loops)[lane]
         return ONE_BY_ONE * size / -(-size // lanes)  # idle lanes are left out
 
@@ -143,9 +164,9 @@ class _Body:
             count(mask, 0, instructions)
         self.packing = self.code = 0.0
         for load in nest.loads:
-            slots = cost.slots(load, self.lane, lanes)
+            slots = cost.slots(load, self.lane, lanes, self.vectors)
             count(load.mask, 1, slots)
-            if slots > FAR_READ:
+            if slots > FAR_JUMP + 1:
                 self.apart.append((load, 1))
             if cost.is_packed(load, self.lane):
                 self.packing += load.size * fill_cost(load, self.lane)
@@ -153,9 +174,9 @@ class _Body:
             elif load.work:
                 count(load.mask, 0, load.work)
         for store in nest.stores:
-            slots = cost.slots(store, self.lane, lanes)
+            slots = cost.slots(store, self.lane, lanes, self.vectors)
             count(store.mask, 2, 2 * slots)
-            if slots > FAR_READ:
+            if slots > FAR_JUMP + 1:
                 self.apart.append((store, 2))
         if self.lane >= 0 and nest.sums and nest.own >> self.lane & 1:
             # lanes are added up in the end
@@ -232,25 +253,34 @@ def fill_cost(access: Access, lane: int) -> float:
 
 
 def moved(
-    loads: Sequence[Access], levels: Sequence[Level], sizes: dict[int, int], target: Target
+    loads: Sequence[tuple[Access, bool]],
+    levels: Sequence[Level],
+    sizes: dict[int, int],
+    target: Target,
 ) -> float:
     """Cycles to move what loads read into L1 or L2, with loops in this order, outermost first.
 
     Where all that a loop reads fits, it is moved once for all of its iterations. Where it does
-    not, only an operand that the loop does not change stays.
+    not, only an operand that the loop does not change stays. What is packed for lanes (True) has
+    no lines that are read in part.
     """
     inside = dict(sizes)  # how far each axis goes inside of the loops so far
     bytes_at: list[list[int]] = []  # of each load, inside of the first k loops
     for k in range(len(levels) + 1):
-        bytes_at.append([load.itemsize * load.box(inside) for load in loads])
+        bytes_at.append(
+            [x.itemsize * x.box(inside, 1 if tight else LINE // x.itemsize) for x, tight in loads]
+        )
         if k < len(levels):
             inside[levels[k].axis] = levels[k].step
     cycles = 0.0
-    for capacity, rate in ((target.l1_bytes // 2, L1_RATE), (target.l2_bytes // 2, L2_RATE)):
+    for capacity, rate in (
+        (target.l1_bytes // 4 * 3, L1_RATE),
+        (target.l2_bytes // 4 * 3, L2_RATE),
+    ):
         fits = next((k for k, b in enumerate(bytes_at) if sum(b) <= capacity), len(levels))
         times = math.prod([level.count for level in levels[: max(0, fits - 1)]])
         total = 0.0
-        for load, nbytes in zip(loads, bytes_at[fits], strict=True):
+        for (load, _), nbytes in zip(loads, bytes_at[fits], strict=True):
             again = times
             if fits and load.mask >> levels[fits - 1].axis & 1:
                 again *= levels[fits - 1].count

@@ -14,7 +14,6 @@ from tiny.uop.ops import GroupOp, Ops, UOp
 
 __all__ = ["Access", "Nest", "axes_of", "find_nests"]
 
-# What an operation costs, in simple instructions; 1 for all others.
 WEIGHTS = {
     Ops.EXP2: 20,
     Ops.LOG2: 24,
@@ -36,14 +35,14 @@ class Access:
 
     `strides` says how far apart neighbours along an axis are in memory, None if not evenly; an
     axis that is not in it does not matter. `dims` says the same for each dimension of the memory,
-    and is None if one of them is no sum of multiples of axes. `gate` are the axes that its
+    and is empty if one of them is no sum of multiples of axes. `gate` are the axes that its
     condition depends on. `number` is that of the load in `Kernel.loads`, -1 for a store. `work`
     counts the instructions that make a value of it alone, which are saved where that is packed.
     """
 
     mask: int
     strides: dict[int, int | None]
-    dims: tuple[dict[int, int], ...] | None
+    dims: tuple[dict[int, int], ...]
     gate: int
     itemsize: int
     size: int
@@ -55,15 +54,30 @@ class Access:
         """Whether neighbours along an axis are neighbours in memory."""
         return self.strides.get(axis, 0) in (1, -1)
 
-    def box(self, extents: dict[int, int]) -> int:
-        """How many elements are between the first and the last along these many of each axis."""
+    def box_step(self, axis: int) -> int:
+        """How far apart neighbours along an axis are in a box that is staged; 0 if not known.
+
+        In a dimension of its own an axis has no gaps there.
+        """
+        steps = [1 if len(dim) == 1 else dim[axis] for dim in self.dims if axis in dim]
+        return steps[0] if len(steps) == 1 else 0
+
+    def shares_dim(self, axis: int, others: int) -> bool:
+        """Whether a dimension is the sum of an axis and one of these, as of a window."""
+        return any(axis in dim and any(others >> k & 1 for k in dim) for dim in self.dims)
+
+    def box(self, extents: dict[int, int], line: int = 1) -> int:
+        """How many elements are between the first and the last along these many of each axis.
+
+        Those of the last dimension count in whole lines of so many elements.
+        """
         total = 1
-        for dim in self.dims or ():
-            inside = [(k, f) for k, f in dim.items() if extents.get(k, 1) > 1]
-            if len(inside) == 1:
-                total *= extents[inside[0][0]]  # gaps are left out of a staged box
-            else:
-                total *= 1 + sum(abs(f) * (extents[k] - 1) for k, f in inside)
+        for n, dim in enumerate(self.dims, 1):
+            reach = 1  # gaps are left out, as in a staged box
+            for k, factor in dim.items():
+                if (extent := extents.get(k, 1)) > 1:
+                    reach += (abs(factor) if len(dim) > 1 else 1) * (extent - 1)
+            total *= -(-reach // line) * line if n == len(self.dims) else reach
         return total
 
 
@@ -210,8 +224,9 @@ def _access(index: UOp, kernel: SplitKernel, number: int, work: float = 0.0) -> 
                 if r.op is Ops.RANGE:
                     strides[kernel.number_of[r]] = None
     forms = [linear_form(i).terms for i in at[: len(shape)]]
-    dims: tuple[dict[int, int], ...] | None = None
-    if all(t.op is Ops.RANGE for terms in forms for t, _ in terms):
+    dims: tuple[dict[int, int], ...] = ()
+    is_affine = all(t.op is Ops.RANGE for terms in forms for t, _ in terms)
+    if is_affine:
         dims = tuple([{kernel.number_of[t]: f for t, f in terms} for terms in forms])
     return Access(
         kernel.masks[index],
@@ -221,6 +236,6 @@ def _access(index: UOp, kernel: SplitKernel, number: int, work: float = 0.0) -> 
         index.dtype.itemsize,
         math.prod(shape),
         number,
-        memory.op is Ops.PARAM and dims is not None and memory not in kernel.written,
+        memory.op is Ops.PARAM and is_affine and memory not in kernel.written,
         work,
     )

@@ -1,0 +1,173 @@
+"""How the loops of a contraction nest: their order, blocks of a reduction, what is packed where."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from tiny.codegen.opt.cost import CYCLE, Level, NestCost, Tile, fill_cost, moved
+from tiny.codegen.opt.nests import Access, Nest, axes_of
+from tiny.codegen.opt.splits import SplitKernel
+
+__all__ = ["Loops", "Plan"]
+
+FEW = 4  # iterations that are too few to share evenly
+OVERLAP = 0.2  # part of the time to move data that shows beside the arithmetic
+CAUTION = 1.2  # times what it seems, for sums in memory: more can go wrong
+BLOCKS = (2048, 512, 128, 32, 8)  # steps of a reduction between which sums are kept in memory
+LEAST_READS = 4  # of an element, from which on packing pays
+
+
+@dataclass(frozen=True)
+class Plan:
+    """An order of loops, and where operands are packed: (load, number of an axis or None).
+
+    `entries` are the numbers of axes, or of the blocks of the outermost loop of the reduction,
+    which are of `block` elements, 0 for none.
+    """
+
+    entries: tuple[int, ...]
+    staged: tuple[tuple[int, int | None], ...]
+    block: int
+    cost: float  # seconds
+
+
+class Loops:
+    """The loops of a nest whose axes have been split into tiles and lanes."""
+
+    def __init__(
+        self, kernel: SplitKernel, nest: Nest, cost: NestCost, tile: Tile, sizes: list[int]
+    ) -> None:
+        self.kernel, self.nest, self.cost, self.tile = kernel, nest, cost, tile
+        self.sizes, self.full = sizes, cost.full
+        self.levels: list[Level] = []  # as they are now
+        for k in kernel.nest_order:
+            axis = kernel.axes[k]
+            if nest.mask >> k & 1 and sizes[k] > axis.step:
+                self.levels.append(Level(k, -(-sizes[k] // axis.step), axis.step))
+        # the outermost loop of the reduction
+        self.blocked_axis = next((x.axis for x in self.levels if nest.own >> x.axis & 1), -1)
+
+    def plans(self, seconds: float) -> Iterator[Plan]:
+        """Orders of the loops that may be good."""
+        nest, tile, levels = self.nest, self.tile, self.levels
+        outputs = [x for x in levels if not nest.own >> x.axis & 1]
+        reduces = [x for x in levels if nest.own >> x.axis & 1]
+        batch = [x for x in outputs if all(load.mask >> x.axis & 1 for load in nest.loads)]
+        rest = [x for x in outputs if x not in batch]
+        panels = [x for x in rest if x.axis == tile.lane]
+        rows = [x for x in rest if x.axis != tile.lane]
+        orders = [[*batch, *rest], [*batch, *panels, *rows]]
+        orders += [[*batch, *rest[k:], *rest[:k]] for k in range(1, len(rest))]
+        found: list[list[Level]] = []
+        for order in orders:
+            shared = next((x for x in order if x.count >= FEW), None)
+            if shared is not None and order[0] is not shared:
+                order = [shared, *[x for x in order if x is not shared]]
+            if order not in found:
+                found.append(order)
+        first = self.blocked_axis
+        for order in found:
+            yield self.plan([*order, *reduces], 0, seconds)
+            if not reduces or reduces[0].axis != first or not order:
+                continue
+            axis = self.kernel.axes[first]
+            if axis.size is None:
+                continue
+            # the sums are carried from step to step of the outermost loop, or from block to block
+            yield self.plan([order[0], reduces[0], *order[1:], *reduces[1:]], 0, seconds)
+            for block in BLOCKS:
+                if block < axis.size and block % axis.step == 0:
+                    outer = Level(first, -(-axis.size // block), block)
+                    inner = Level(first, block // axis.step, axis.step)
+                    left = [inner, *reduces[1:]] if inner.count > 1 else reduces[1:]
+                    yield self.plan([order[0], outer, *order[1:], *left], block, seconds)
+
+    def plan(self, levels: list[Level], block: int, seconds: float) -> Plan:
+        """Where operands are packed with loops in an order, and what all of that costs."""
+        kernel, nest, tile, cost = self.kernel, self.nest, self.tile, 0.0
+        entries, seen = [], False
+        for x in levels:
+            is_outer = block and x.axis == self.blocked_axis and not seen
+            seen = seen or bool(is_outer)
+            entries.append(len(self.sizes) if is_outer else x.axis)
+        sizes = dict(enumerate(self.sizes))
+        staged: list[tuple[int, int | None]] = []
+        loads: list[tuple[Access, bool]] = []
+        for load in nest.loads:
+            at = None
+            if self.cost.is_packed(load, tile.lane):
+                at, price = self.place(load, levels)
+                cost += price
+                if at is not None:
+                    staged.append((load.number, None if at < 0 else entries[at]))
+            has_lanes = tile.lane >= 0 and load.mask >> tile.lane & 1
+            loads.append((load, at is not None and bool(has_lanes)))
+        carried = self.carried(levels)
+        cost += carried
+        # what is moved is moved while something is computed
+        moving = moved(loads, levels, sizes, kernel.target)
+        cost += max(moving, seconds / CYCLE) + OVERLAP * moving
+        cost *= CAUTION if carried else 1.0
+        return Plan(tuple(entries), tuple(staged), block, cost * CYCLE)
+
+    def place(self, load: Access, levels: list[Level]) -> tuple[int | None, float]:
+        """The loop at which an operand is packed, -1 for outside all, None for not at all.
+
+        Where it is filled least; of equal ones at the innermost, where it is smallest.
+        """
+        tile = self.tile
+        has_lanes = tile.lane >= 0 and load.mask >> tile.lane & 1
+        lanes = min(tile.lanes, self.full[tile.lane]) if has_lanes else 1
+        reads = 1.0  # in a run of the kernel
+        last = max([k for k, x in enumerate(levels) if load.mask >> x.axis & 1], default=-1)
+        for x in levels[: last + 1]:
+            reads *= x.count
+        for axis in axes_of(load.mask):
+            a = self.kernel.axes[axis]
+            reads *= a.tile * -(-a.lanes // self.full[axis])
+        per_read = 1.0 if load.is_contiguous(tile.lane) or not has_lanes else 3.0 * lanes
+        inside = dict(enumerate(self.sizes))
+        fills, best, price = 1, None, reads * (per_read - 0.5) / 2 if per_read > 1 else 0.0
+        is_needed = per_read > 1 or bool(load.gate)
+        least = reads * lanes / LEAST_READS
+        capacity = self.kernel.target.l2_bytes // 2
+        depends = False
+        for k in range(-1, len(levels)):
+            if k >= 0:
+                inside[levels[k].axis] = levels[k].step
+                fills *= levels[k].count
+                depends = depends or bool(load.mask >> levels[k].axis & 1)
+                if not depends:
+                    continue  # it would be filled outside
+            box = load.box(inside)
+            filled = box * (fills if depends else 1)
+            nbytes = box * load.itemsize
+            if nbytes > (capacity if depends else 64 * capacity) or filled > least:
+                continue
+            cost = filled * fill_cost(load, tile.lane)
+            if best is None or cost <= price * 1.05:
+                best, price = k, cost
+        if best is None and is_needed:
+            price += reads
+        return best, price
+
+    def carried(self, levels: list[Level]) -> float:
+        """Cycles to keep sums in memory where a loop of a reduction is outside of outputs'."""
+        nest, tile = self.nest, self.tile
+        outside = [k for k, x in enumerate(levels) if not nest.own >> x.axis & 1]
+        last = outside[-1] if outside else -1
+        times = math.prod([x.count for x in levels[:last] if nest.own >> x.axis & 1])
+        if times == 1 and not any(nest.own >> x.axis & 1 for x in levels[:last]):
+            return 0.0
+        first = next(k for k, x in enumerate(levels) if nest.own >> x.axis & 1)
+        inside = math.prod([self.sizes[k] for k in axes_of(nest.outputs)])
+        for x in levels[:first]:
+            inside = inside * x.step // self.sizes[x.axis]
+        if 4 * inside * nest.sums > self.kernel.target.l2_bytes // 2:
+            return math.inf
+        sums = math.prod([self.sizes[k] for k in axes_of(nest.outputs)]) * nest.sums * times
+        if tile.lane >= 0 and nest.own >> tile.lane & 1:
+            return 6.0 * sums  # each time the lanes are added up
+        return 4.0 * sums / self.full[tile.lane] if tile.lane >= 0 else 4.0 * sums

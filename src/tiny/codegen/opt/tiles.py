@@ -1,0 +1,182 @@
+"""Tiles that a nest may have: lanes along an axis, rows along others, cheapest first."""
+
+from __future__ import annotations
+
+import math
+from operator import attrgetter
+
+from tiny.codegen.opt.cost import NestCost, Tile, registers_of
+from tiny.codegen.opt.nests import Nest, axes_of, find_nests
+from tiny.codegen.opt.opts import Opt, OptOps
+from tiny.codegen.opt.splits import SplitKernel
+
+__all__ = ["Tiles"]
+
+VECTORS = (1, 2, 3, 4)  # side by side; more are bound by their loads
+STREAMS = (6, 8)  # more of them, where each row is far from the last, and nothing is used again
+WIDEST = 16  # lanes of a vector where a target has no registers to fill
+MOST_ROWS = 28
+ROWS = 12  # that axes should have together to be enough
+CLOSER = 3  # axes for lanes that are looked at closer
+WIDTHS = 2  # of lanes, and of rows, that tell which pairs to look at
+TRANSPOSED_ROWS = 16  # that are loaded as vectors, and transposed in registers
+
+_by_cost = attrgetter("cost")
+
+
+class Tiles:
+    """What is known of a kernel without Opts, and the tiles that its nests may have."""
+
+    def __init__(self, kernel: SplitKernel) -> None:
+        self.kernel = kernel
+        self.nests = find_nests(kernel)
+        self.sizes = [int(a.range.src[0].vmax) for a in kernel.axes]
+        self.full = [min(kernel.vector_lanes(k), WIDEST) for k in range(len(kernel.axes))]
+        self.costs = {n: NestCost(n, kernel.nest_order, self.sizes, self.full) for n in self.nests}
+        self.plain = {n: self.costs[n].seconds(Tile()) for n in self.nests}
+        self.has_masks = kernel.target.vector_bytes >= 64
+
+    def priced(self, nest: Nest, tile: Tile) -> Tile:
+        """A tile with what the kernel costs: lanes and rows are those of all nests that have them.
+
+        Nests that have none of its axes count with what they cost, or will with lanes of their own.
+        """
+        cost = self.costs[nest].seconds(tile)
+        axes = 1 << tile.lane if tile.lane >= 0 else 0
+        for row, _ in tile.rows:
+            axes |= 1 << row
+        for n in self.nests:
+            if n is nest:
+                continue
+            if n.mask & axes:
+                cost += self.costs[n].seconds(tile)
+            else:
+                cost += self.plain[n] / (WIDEST if tile.lane >= 0 or not nest.own else 1)
+        return tile._replace(cost=cost)
+
+    def tiles(self, nest: Nest, kernel: SplitKernel) -> list[Tile]:
+        """The best tile for each axis that may have the lanes, cheapest first.
+
+        `kernel` tells which axes have been split already.
+        """
+        rows = self.row_axes(nest, kernel)
+        # each axis for the lanes, in few widths and with few rows, tells which to look at
+        found: list[Tile] = []
+        for lane in axes_of(nest.mask):
+            widths = self.lane_counts(nest, kernel, lane)
+            if not widths or not kernel.allows(Opt(OptOps.VEC, lane, widths[0])):
+                continue
+            for n in widths[:WIDTHS]:
+                plain = self.priced(nest, Tile(lane, n))
+                found.append(plain)
+                found += [
+                    self.priced(nest, plain._replace(rows=((row, count),)))
+                    for row in rows
+                    if row != lane
+                    for count in self.row_counts(nest, kernel, plain, row)[:WIDTHS]
+                ]
+        found.sort(key=_by_cost)
+        best: dict[int, Tile] = {-1: self.priced(nest, Tile())}
+
+        def consider(tile: Tile) -> None:
+            tile = self.priced(nest, tile)
+            if tile.lane not in best or tile.cost < best[tile.lane].cost:
+                best[tile.lane] = tile
+
+        seen: dict[int, set[int]] = {}  # lanes, and their rows
+        for tile in found:
+            row = tile.rows[0][0] if tile.rows else -1
+            mine = seen.setdefault(tile.lane, set())
+            # for the most promising axis two kinds of rows, for others one
+            if row in mine or len(mine) > (len(seen) == 1) or len(seen) > CLOSER:
+                continue
+            mine.add(row)
+            for n in self.lane_counts(nest, kernel, tile.lane):
+                wide = tile._replace(lanes=n, rows=())
+                counts = self.row_counts(nest, kernel, wide, row) if tile.rows else []
+                for count in counts:
+                    consider(wide._replace(rows=((row, count),)))
+                if not tile.rows:
+                    consider(wide)
+        for tile in list(best.values()):
+            if not tile.rows:
+                continue
+            ((row, most),) = tile.rows
+            for second in rows:
+                if second in (row, tile.lane):
+                    continue
+                for a in sorted({most, *[n for n in (2, 3, 4, 5, 7, 8) if n < most]}):
+                    one = tile._replace(rows=((row, a),))
+                    for b in self.row_counts(nest, kernel, one, second)[:WIDTHS]:
+                        consider(tile._replace(rows=((row, a), (second, b))))
+        return sorted(best.values(), key=_by_cost)
+
+    def lane_counts(self, nest: Nest, kernel: SplitKernel, number: int) -> list[int]:
+        """Lanes that an axis can have: whole vectors, the last one with idle lanes if need be.
+
+        Parts of a vector are powers of two: others are taken apart by the compiler, one by one.
+        """
+        axis, full = kernel.axes[number], self.full[number]
+        if axis.size is None or axis.step > 1 or axis.size < 2:
+            return []
+        must_divide = kernel.is_in_place and not axis.is_reduce and not self.has_masks
+        # a sum of rows, each far from the last
+        is_stream = nest.sums and not nest.own >> number & 1 and len(nest.loads) == 1
+        more = STREAMS if is_stream and self.costs[nest].is_far(nest.loads[0]) else ()
+        counts = [
+            v * full
+            for v in (*VECTORS, *more)
+            if v * full <= axis.size or (self.has_masks and (v - 1) * full < axis.size)
+        ]
+        size = axis.size
+        parts = [
+            n for n in (8, 4, 2) if n < full and (n <= size or (self.has_masks and n < 2 * size))
+        ]
+        if size <= full // 2:
+            counts = [n for n in counts if n <= size]
+        counts += parts
+        counts = [n for n in counts if not (must_divide and size % n)]
+        # least waste first, then widest
+        return sorted(counts, key=lambda n: (-(-size // n) * max(n, full), -n))
+
+    def row_axes(self, nest: Nest, kernel: SplitKernel) -> list[int]:
+        """Output axes along which neighbours use something that is loaded once for them.
+
+        For a copy those along which it reads: its tile is transposed.
+        """
+        outputs = nest.mask & ~nest.own
+        if nest.sums:
+            # of those that share the same loads, the two whose neighbours are the nearest
+            alike: dict[int, list[int]] = {}
+            for k in axes_of(outputs):
+                shared = sum(1 << n for n, x in enumerate(nest.loads) if not x.mask >> k & 1)
+                if shared and self.sizes[k] > 1:
+                    alike.setdefault(shared, []).append(k)
+            found = []
+            for axes in alike.values():
+                axes.sort(key=lambda k: sum(abs(x.strides.get(k, 0) or 0) for x in nest.loads))
+                found += axes[: 2 if math.prod(self.sizes[k] for k in axes[:2]) >= ROWS else 3]
+            return found
+        stores = [s for s in nest.stores if s.number < 0]
+        return [
+            k
+            for k in axes_of(outputs)
+            if any(x.is_contiguous(k) for x in nest.loads)
+            and not any(s.is_contiguous(k) for s in stores)
+        ]
+
+    def row_counts(self, nest: Nest, kernel: SplitKernel, tile: Tile, number: int) -> list[int]:
+        """How many rows there may be: as many as registers hold, or few less without waste."""
+        axis = kernel.axes[number]
+        size = axis.size
+        if size is None or axis.step > 1 or size < 2:
+            return []
+        if not nest.sums:
+            return [n for n in (TRANSPOSED_ROWS,) if n <= size]
+        free = registers_of(kernel.target) - 1
+        most = min(self.costs[nest].most_rows(tile, free), size, MOST_ROWS)
+        # the largest of those that cover the axis in as many tiles
+        counts = {-(-size // -(-size // n)) for n in range(max(2, most // 2), most + 1)}
+        if kernel.is_in_place:
+            counts = {n for n in counts if size % n == 0}
+        return sorted(counts, reverse=True)[:6]
