@@ -926,6 +926,40 @@ def test_threads_replay_one_capture_at_once():
     assert wrong == []
 
 
+def test_threads_capture_compute_and_write_at_once():
+    wrong: list[Any] = []
+
+    def work(k: int) -> None:
+        rng = np.random.default_rng(k)
+        matrix = rng.integers(-3, 4, (8, 8)).astype(np.float32)
+        w = Tensor(matrix)
+        f = TinyJit(lambda x: (x @ w).realize() + k)
+        for i in range(12):
+            a = rng.integers(-3, 4, (4, 8)).astype(np.float32)
+            if not np.array_equal(f(Tensor(a)).numpy(), a @ matrix + k):
+                wrong.append((k, i, "jit"))
+            if (Tensor(a) * 2 + 1).sum().item() != (a * 2 + 1).sum():
+                wrong.append((k, i, "plain"))
+            s = Tensor.zeros(4)
+            s.assign(s + 1)
+            s += 2
+            if s.tolist() != [3.0] * 4:
+                wrong.append((k, i, "assign"))
+
+    def guarded(k: int) -> None:
+        try:
+            work(k)
+        except Exception as e:
+            wrong.append(repr(e))
+
+    threads = [threading.Thread(target=guarded, args=(k,)) for k in range(6)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert wrong == []
+
+
 def test_another_thread_is_not_recorded():
     done = threading.Event()
     values = []

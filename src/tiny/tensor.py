@@ -22,9 +22,11 @@ import contextlib
 import functools
 import itertools
 import math
+import os
+import threading
 import weakref
-from collections.abc import Collection, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, ParamSpec, Self, TypeVar
 
 from tiny import random
 from tiny.dtype import (
@@ -47,6 +49,9 @@ if TYPE_CHECKING:
     import numpy as np
 
 __all__ = ["Tensor"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 _VIEWS = GroupOp.Movement | {Ops.DETACH, Ops.BITCAST}
 _uniques = itertools.count()
@@ -80,6 +85,23 @@ class _Changes:
 
 
 _changes = _Changes()
+
+# Threads build graphs at once, but take turns to write and to compute: what one of them computes
+# is looked for, and put in place, in the values of all.
+_turn = threading.RLock()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_turn._at_fork_reinit)  # type: ignore[attr-defined]  # CPython's
+
+
+def in_turn(function: Callable[P, R]) -> Callable[P, R]:
+    """A function that one thread runs at a time, and no other one that is marked so meanwhile."""
+
+    @functools.wraps(function)
+    def alone(*args: P.args, **kwargs: P.kwargs) -> R:
+        with _turn:
+            return function(*args, **kwargs)
+
+    return alone
 
 
 # who owns a BUFFER, and who reads it without owning it
@@ -682,11 +704,12 @@ class Tensor(CastsMixin):
             return self
         watching = recorder()
         outside = watching is not None and storage.maker is not watching.token
-        if self.uop is storage.node and _memory(storage.node) is None and not outside:
-            # a value without memory: another value in its place
-            storage.node, storage.device = _copied(value.uop), value.device or self.device
-            _changes.pending += 1
-            return self
+        with _turn:
+            if self.uop is storage.node and _memory(storage.node) is None and not outside:
+                # a value without memory: another value in its place
+                storage.node, storage.device = _copied(value.uop), value.device or self.device
+                _changes.pending += 1
+                return self
         self._write(value.uop)
         return self
 
@@ -715,15 +738,15 @@ class Tensor(CastsMixin):
             raise ValueError(f"assign: the value is on {theirs}, this tensor on {here}; move one")
         return value if value.shape == self.shape else value._broadcast_to(self.shape)
 
+    @in_turn
     def _write(self, value: UOp) -> None:
         """Make the next version of this storage's memory; first give it memory, if it has none."""
         storage, old = self._storage, self._storage.node
-        buffer = _memory(old)
+        buffer, watching = _memory(old), recorder()
         if buffer is None or not storage.owner:
             old = _give_memory(storage)
             buffer = _memory(old)
             assert buffer is not None
-            watching = recorder()
             if watching is not None and storage.maker is not watching.token:
                 with watching.paused():  # a replay finds it in memory, as its next version
                     _realize_storages([storage])
@@ -738,6 +761,8 @@ class Tensor(CastsMixin):
             Ops.AFTER, old.dtype, (old, UOp(Ops.STORE, dtypes.void, (target, value)))
         )
         _changes.pending += 1
+        if watching is not None:
+            watching.wrote(storage)
 
     def _writable(self, old: UOp, value: UOp) -> tuple[UOp, UOp]:
         """The view to write through, as movement only, and the value as the memory's dtype."""
@@ -1151,6 +1176,7 @@ def _reads_padding(chain: Sequence[UOp], shape: tuple[int, ...]) -> bool:
 # ---------------------------------------------------------------- realising
 
 
+@in_turn
 def _realize(tensors: Sequence[Tensor]) -> None:
     """Compute the storages of tensors, and tell all others.
 
@@ -1164,15 +1190,25 @@ def _realize(tensors: Sequence[Tensor]) -> None:
     _realize_storages(_wanted(tensors, live), live)
 
 
+@in_turn
 def _realize_storages(wanted: Sequence[_Storage], live: Sequence[Tensor] = ()) -> None:
     """Compute storages. `live` are all tensors, where the caller has their list."""
     if not wanted:
         return
     live = live or live_tensors()
-    pending = [s for s in _storages(live) if s.node.op not in (Ops.BUFFER, Ops.CONST)]
+    pending = _pending(live)
+    threads = threading.active_count() > 1
+    if threads:
+        _skip_writes_done(pending)
     stale = _add_stale_readers(wanted, pending)
     outputs = list(dict.fromkeys(s.node for s in (*wanted, *stale)))
     results = runtime().realize(outputs, [s.node for s in stale])
+    if threads:  # others may have built on what was just computed, or be about to
+        for node, now in results.items():
+            if node.op is Ops.AFTER:
+                node.props["done"] = now
+        live = live_tensors()
+        pending = _pending(live)
     before = UOp.sink(*[s.node for s in pending])
     after = before.substitute(results, walk=True)
     views: dict[int, UOp] = {}
@@ -1203,6 +1239,27 @@ def _realize_storages(wanted: Sequence[_Storage], live: Sequence[Tensor] = ()) -
 def _storages(tensors: Iterable[Tensor]) -> list[_Storage]:
     """The storages of tensors, each once."""
     return list({id(t._storage): t._storage for t in tensors}.values())
+
+
+def _skip_writes_done(storages: Sequence[_Storage]) -> None:
+    """Leave out writes that another thread has carried out since a value was built on them."""
+    graph = UOp.sink(*[s.node for s in storages])
+    done = {
+        n: n.props["done"] for n in graph.postorder() if n.op is Ops.AFTER and "done" in n.props
+    }
+    if done:
+        for storage, node in zip(storages, graph.substitute(done, walk=True).src, strict=True):
+            storage.node = node
+
+
+def _pending(tensors: Iterable[Tensor]) -> list[_Storage]:
+    """The storages whose values are not in memory; none of what another thread captures."""
+    found = [s for s in _storages(tensors) if s.node.op not in (Ops.BUFFER, Ops.CONST)]
+    if not recorders:
+        return found
+    me = threading.get_ident()
+    foreign = {r.token for thread, r in list(recorders.items()) if thread != me}
+    return [s for s in found if s.maker not in foreign]
 
 
 def _is_rearranged(node: UOp) -> bool:
@@ -1281,9 +1338,16 @@ def _add_stale_readers(wanted: Sequence[_Storage], pending: Sequence[_Storage]) 
 # It finds here what it has to know of them.
 
 
+@in_turn
 def settle() -> None:
     """Compute all that is pending anywhere, and give every value memory that no other reads."""
-    fixed = [t for t in live_tensors() if all(isinstance(size, int) for size in t.shape)]
+    live = live_tensors()
+    pending = {id(s) for s in _pending(live)}
+    fixed = [
+        t
+        for t in live
+        if id(t._storage) in pending and all(isinstance(size, int) for size in t.shape)
+    ]
     try:
         _realize(fixed)
     except Exception:
@@ -1315,14 +1379,13 @@ def _give_memory(storage: _Storage) -> UOp:
     return storage.node
 
 
-def realize_step(tensors: Sequence[Tensor]) -> None:
-    """Compute tensors, and carry out every write that is pending."""
+@in_turn
+def realize_step(tensors: Sequence[Tensor], written: Iterable[_Storage]) -> None:
+    """Compute tensors, and carry out the writes to storages that are pending."""
     live = live_tensors()
     wanted = _wanted(tensors, live)
     taken = set(wanted)
-    for storage in _storages(live):
-        if storage.node.op is Ops.AFTER and storage not in taken:
-            wanted.append(storage)
+    wanted += [s for s in dict.fromkeys(written) if s.node.op is Ops.AFTER and s not in taken]
     _realize_storages(wanted, live)
 
 
@@ -1331,6 +1394,7 @@ def pending_count() -> int:
     return _changes.pending
 
 
+@in_turn
 def compute_readers(buffers: Collection[UOp], clean: weakref.WeakSet[UOp]) -> None:
     """Compute every value that reads one of these BUFFERs: something else will be in them.
 
@@ -1431,6 +1495,7 @@ def alias(tensor: Tensor) -> Tensor:
     return other
 
 
+@in_turn
 def made_by(token: object) -> list[Tensor]:
     """The tensors whose values were computed under the recorder with that token."""
     return [
@@ -1544,6 +1609,7 @@ class Holders:
                 storage.holders = weakref.WeakSet()
             storage.holders.add(self)
 
+    @in_turn
     def settle(self) -> None:
         """Carry out writes that are pending, so that the memory of each tensor holds its value."""
         for kept, node in self._storages:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import math
 import threading
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -54,6 +55,7 @@ class Recording:
         self.numbers = {name: (k, value) for k, (name, value) in enumerate(numbers.items())}
         self.draws: list[tuple[str, int]] = []
         self.runs: list[_Run] = []
+        self._written: list[weakref.ref[Any]] = []
         self.slots: dict[int, Slot] = {}  # of every BUFFER that was seen, by uid
         for node in params:
             self._see(node)
@@ -82,6 +84,15 @@ class Recording:
     def refuse(self, what: str) -> None:
         """JitError."""
         raise JitError(what)
+
+    def wrote(self, storage: Any) -> None:
+        """Note a storage that the step writes to: this must be done when it ends."""
+        self._written.append(weakref.ref(storage))
+
+    @property
+    def written(self) -> list[Any]:
+        """The storages written to that are still there."""
+        return [s for s in (found() for found in self._written) if s is not None]
 
     def drew(self, device: str, words: int, name: str, key: int) -> None:
         """Note a draw of random numbers, which each replay makes anew."""

@@ -37,6 +37,7 @@ from tiny.tensor import (
     Tensor,
     alias,
     compute_readers,
+    in_turn,
     live_tensors,
     made_by,
     memory_of,
@@ -412,7 +413,7 @@ def _capture(
     with Recording(nodes, signature.numbers) as recording:
         result = function(*args, **kwargs)
         outputs = _results(result)
-        realize_step(outputs)
+        realize_step(outputs, recording.written)
     recipe = Recipe(outputs, recording.token)
     _check_results(recipe, recording)
     capture = Capture(recording, [base.arg.uid for base in recipe.bases])
@@ -468,6 +469,7 @@ def _check_results(recipe: Recipe, recording: Recording) -> None:
             )
 
 
+@in_turn
 def _hold(capture: Capture, gradients: Sequence[tuple[weakref.ref[Tensor], UOp]]) -> Holders:
     """The tensors that a capture reads and writes without being given them."""
     wanted: dict[UOp, list[Tensor]] = {node: [] for node in (*capture.read, *capture.written)}
@@ -496,6 +498,7 @@ def _hold(capture: Capture, gradients: Sequence[tuple[weakref.ref[Tensor], UOp]]
     return Holders([t for node, whole in wanted.items() for t in whole or views[node]])
 
 
+@in_turn  # or a list of all tensors that another thread has would keep one
 def _escaped(
     token: object, results: Sequence[Tensor], given: Sequence[weakref.ref[Tensor]]
 ) -> list[Tensor]:

@@ -104,6 +104,10 @@ class Recorder(Protocol):
         """A compiled schedule has run; `made` are the BUFFERs of its inputs and outputs by slot."""
         ...
 
+    def wrote(self, storage: Any) -> None:
+        """A write to the memory of a storage is pending."""
+        ...
+
     def drew(self, device: str, words: int, name: str, key: int) -> None:
         """Random words were taken on a device, the key being that of the variable `name`."""
         ...
