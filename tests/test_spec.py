@@ -9,6 +9,7 @@ from tiny.uop.ops import (
     AxisType,
     BufferArg,
     KernelInfo,
+    LocalArg,
     Ops,
     ParamArg,
     PatternMatcher,
@@ -234,6 +235,13 @@ WIDE = load(address(P1, const(0)), 4)
 LANES = UOp(Ops.EXPAND, F32, (const(2.0, F32),), (4,))
 IF = UOp(Ops.IF, VOID, (N < 3,))
 
+PIECE = UOp(Ops.DEFINE_LOCAL, F32, (), LocalArg(64, (8,), False))
+
+
+def shuffle(vectors, picked):
+    return UOp(Ops.SHUFFLE, F32, vectors, picked)
+
+
 GOOD_PROGRAMS = {
     "empty": [],
     "store": listed(store(address(P0, const(0)), load(address(P1, const(1))))),
@@ -244,6 +252,12 @@ GOOD_PROGRAMS = {
     "if": [*listed(address(P0, const(0)), const(1.0, F32), IF),
            store(address(P0, const(0)), const(1.0, F32)), UOp(Ops.ENDIF, VOID, (IF,))],
     "fused": listed(UOp(Ops.MULACC, F32, (WIDE, LANES, WIDE))),
+    "shuffle": listed(shuffle((WIDE,), (3, 0, 0))),
+    "shuffle of two": listed(shuffle((WIDE, LANES), (0, 7, 1, 6))),
+    "scratch": listed(store(address(PIECE, const(1)), load(address(PIECE, const(0))))),
+    "masked lanes": listed(address(P0, N).store(
+        WIDE, UOp(Ops.STACK, BOOL, tuple(const(k < 2, BOOL) for k in range(4))))),
+    "past the caches": listed(store(address(P0, N), WIDE).replace(arg="nontemporal")),
 }  # fmt: skip
 
 
@@ -253,6 +267,15 @@ def test_programs_that_fit(name):
 
 
 BAD_PROGRAMS = {
+    "shuffle to one lane": (listed(shuffle((WIDE,), (3,))), "is_shuffle"),
+    "shuffled lane": (listed(shuffle((WIDE,), (3, 4))), "is_shuffle"),
+    "shuffle of scalars": (listed(shuffle((const(1.0, F32),), (0, 0))), "is_shuffle"),
+    "shuffle of unequal vectors": (listed(shuffle((WIDE, load(address(P1, N), 8)), (0, 1))),
+                                   "is_shuffle"),
+    "shuffle of three": (listed(shuffle((WIDE, WIDE, WIDE), (0, 1))), "is_shuffle"),
+    "unaligned scratch": (listed(PIECE.replace(arg=LocalArg(32, (8,), False))), "is_piece"),
+    "scratch like a buffer": (listed(PIECE.replace(arg=ParamArg(0, (8,)))), "is_piece"),
+    "how it is stored": (listed(store(address(P0, N), WIDE).replace(arg="slowly")), "is_store"),
     "lanes differ": (listed(UOp(Ops.ADD, F32, (WIDE, const(1.0, F32)))), "is_vector"),
     "weak": (listed(UOp.const(1)), "is_vector"),
     "no broadcast": (listed(UOp(Ops.EXPAND, F32, (WIDE,), (4,))), "is_broadcast"),
