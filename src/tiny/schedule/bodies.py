@@ -95,6 +95,7 @@ class Part:
         self.inner = [r for r in ranges if r not in outer]
         self.numel = math.prod(r.src[0].vmax for r in self.loops)
         self.cells = dict.fromkeys([step.written[0], *[r.memory[0] for r in self.reads]])
+        self.is_in_place = any(r.memory[0] == buffer for r in self.reads)
         self._forms: dict[UOp, Form | None] = {}
 
     def form(self, index: UOp) -> Form | None:

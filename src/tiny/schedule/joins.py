@@ -155,6 +155,9 @@ class _Joiner:
                 continue
             if part.has_reduce and not self._reduces_the_same(body, part):
                 continue
+            written = part.step.written[0]
+            if body.is_contraction and (written in body.reads or part.is_in_place):
+                continue  # it is cut into blocks, and computed again at their edges
             cuts = Cuts()
             found = self._where_it_goes_on(body, part, cuts)
             if found is None:
