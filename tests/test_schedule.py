@@ -445,3 +445,18 @@ def test_the_label_of_a_loss_is_loaded():
     (kernel,) = kernels_of(reduce(UOp(Ops.WHERE, f32, (hot, low, const(0, x))), 1))
     assert sum(n.op is Ops.REDUCE for n in kernel.postorder()) == 1
     assert sizes_of(kernel) == [n, c]
+
+
+def test_loops_of_several_nests_over_one_buffer_are_merged_together():
+    x = buffer(4, 5, 6, 7)
+    centred = op(Ops.SUB, x, expand(mean(x, 0, 2, 3), 4, 5, 6, 7))
+    (kernel,) = kernels_of(mean(mul(centred, centred), 0, 2, 3))
+    assert sizes_of(kernel) == [5, 4, 42, 4, 42]
+
+
+def test_loops_of_one_nest_stay_where_another_needs_them_apart():
+    x = buffer(4, 6, 7)
+    columns = expand(reshape(buffer(7), 1, 1, 7), 4, 6, 7)
+    both = add(reduce(x, 1, 2), reduce(mul(x, columns), 1, 2))
+    (kernel,) = kernels_of(both)
+    assert sizes_of(kernel) == [4, 6, 7]

@@ -307,3 +307,20 @@ def softmax_of_symbolic(x: UOp) -> UOp:
 
     e = exp(op(Ops.SUB, x, spread(reduce(x, 1, kind=Ops.MAX))))
     return op(Ops.FDIV, e, spread(reduce(e, 1)))
+
+
+def test_loops_of_a_kept_plane_are_one():
+    (kernel,) = kernels_of(softmax_of_planes(buffer(5, 7, 9)))
+    (stage,) = stages_of(kernel)
+    assert stage.arg.shape == (63,)
+    loops = sorted((n for n in kernel.postorder() if n.op is Ops.RANGE), key=lambda r: r.arg.axis)
+    assert [loop.src[0].arg for loop in loops] == [5, 63, 63, 63, 63]
+
+
+def test_loops_of_a_kept_plane_that_is_read_across_stay_two():
+    e = exp(buffer(5, 6, 6))
+    across = UOp(Ops.PERMUTE, e.dtype, (e,), (0, 2, 1))
+    y = mul(add(e, across), expand(reduce(e, 1, 2), 5, 6, 6))
+    for kernel in kernels_of(y):
+        for stage in stages_of(kernel):
+            assert stage.arg.shape == (6, 6)
