@@ -418,7 +418,7 @@ class _Builder:
         """A source; index arithmetic is settled where something else uses it."""
         is_index = s.dtype in (dtypes.index, dtypes.bool)
         if s is not old and is_index and n.dtype not in (dtypes.index, dtypes.bool):
-            return s if n.op is Ops.REDUCE else simplify(s)
+            return s if n.op is Ops.REDUCE else _settled(s)
         return s
 
     def _access(self, n: UOp, new: Mapping[UOp, UOp]) -> UOp:
@@ -430,4 +430,14 @@ class _Builder:
                 flat = flat * size + i
             at = [flat]
         gate = [new[s] for s in n.src[1 + rank :]]
-        return UOp(Ops.INDEX, n.dtype, (param, *[simplify(e) for e in (*at, *gate)]))
+        return UOp(Ops.INDEX, n.dtype, (param, *[_settled(e) for e in (*at, *gate)]))
+
+
+def _settled(expr: UOp) -> UOp:
+    """An index or a condition, simplified; as it is if it needs what is computed ahead.
+
+    That has to stay the one node that all its users share, also those that are not simplified.
+    """
+    if any(n.op in (Ops.STAGE, Ops.REDUCE) for n in expr.postorder()):
+        return expr
+    return simplify(expr)
