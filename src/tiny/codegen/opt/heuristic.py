@@ -100,30 +100,33 @@ class _Choice:
     # ------------------------------------------------------------ unrolling
 
     def unroll(self, kernel: SplitKernel, nest: Nest) -> None:
-        """Unroll the innermost loops of a reduction: short ones whole, long ones a few steps."""
+        """Unroll the innermost loops of a reduction: short ones whole, long ones a few steps.
+
+        Enough sums side by side keep the arithmetic busy by themselves. Then only a long loop that
+        is the only one is unrolled: of several loops each outer one adds up the sums of the inner
+        one, and those would become longer, and less exact.
+        """
+        own = [k for k in kernel.nest_order if nest.own >> k & 1 and self.sizes[k] > 1]
         copies = 1
         for number in axes_of(nest.mask):
             axis = kernel.axes[number]
             copies *= axis.tile * -(-axis.lanes // self.full[number])
+        if copies >= ENOUGH_COPIES and (len(own) > 1 or len(nest.loads) == 1):
+            return
         body = copies * sum(nest.work.values()) + sum(
             math.prod([kernel.axes[k].tile for k in axes_of(x.mask)]) for x in nest.loads
         )
-        if copies >= ENOUGH_COPIES and len(nest.loads) == 1:
-            return  # it waits for memory, which rows at once would only scatter
+        most = STEPS if copies >= ENOUGH_COPIES else ENOUGH_COPIES // copies
         steps = 1
-        for number in reversed(kernel.nest_order):
+        for number in reversed(own):
             axis = kernel.axes[number]
-            if not nest.own >> number & 1:
-                continue
             if axis.lanes > 1:
-                if axis.has_loop and copies >= ENOUGH_COPIES:
-                    return  # its own loop is the innermost one
                 continue
             if axis.size is None or axis.step > 1:
                 return
             whole = axis.size <= 9 and steps * axis.size * body <= SMALL_BODY * 2
-            some = [n for n in (STEPS, 3, 2) if axis.size % n == 0 or axis.size >= 8 * n]
-            some = [n for n in some if steps * n * body <= SMALL_BODY]
+            some = [n for n in (4, 3, 2) if axis.size % n == 0 or axis.size >= 8 * n]
+            some = [n for n in some if n <= most and steps * n * body <= SMALL_BODY]
             n = axis.size if whole else next(iter(some), 1)
             if n == 1 or not _try(kernel, Opt(OptOps.UNROLL, number - kernel.first_reduce, n)):
                 return
