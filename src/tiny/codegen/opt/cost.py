@@ -155,7 +155,8 @@ class _Body:
         lanes = min(tile.lanes, cost.full[self.lane]) if self.lane >= 0 else 1
         # by axes: arithmetic, loads, stores, and what they are in code
         counts: dict[int, list[float]] = {}
-        self.apart: list[tuple[Access, int]] = []  # what rows may make a transposition of
+        # what rows may make a transposition of: a load or (False) a store, and its instructions
+        self.apart: dict[int, list[tuple[Access, bool, float]]] = {}
 
         def count(mask: int, kind: int, instructions: float) -> None:
             counts.setdefault(mask, [0.0, 0.0, 0.0])[kind] += instructions
@@ -167,7 +168,7 @@ class _Body:
             slots = cost.slots(load, self.lane, lanes, self.vectors)
             count(load.mask, 1, slots)
             if slots > FAR_JUMP + 1:
-                self.apart.append((load, 1))
+                self.apart.setdefault(load.mask, []).append((load, True, slots))
             if cost.is_packed(load, self.lane):
                 self.packing += load.size * fill_cost(load, self.lane)
                 self.code += FILL_CODE if fill_cost(load, self.lane) == FILL else FILL_CODE_APART
@@ -177,11 +178,11 @@ class _Body:
             slots = cost.slots(store, self.lane, lanes, self.vectors)
             count(store.mask, 2, 2 * slots)
             if slots > FAR_JUMP + 1:
-                self.apart.append((store, 2))
+                self.apart.setdefault(store.mask, []).append((store, False, 2 * slots))
         if self.lane >= 0 and nest.sums and nest.own >> self.lane & 1:
             # lanes are added up in the end
             added = self.vectors + 2 * math.log2(max(2, lanes))
-            count(nest.outputs, 2, nest.sums * added / self.vectors)
+            count(nest.outputs, 2, nest.sums * added)
         self.lanes = lanes
         # some machines take two steps for a whole vector
         self.width = PART if self.lane >= 0 and 2 * lanes <= cost.full[self.lane] else 1.0
@@ -212,6 +213,10 @@ class _Body:
             for k, n in tiles:
                 if mask >> k & 1:
                     times *= n
+            for access, is_load, slots in self.apart.get(mask, ()):
+                saved = slots - self._transposed(access, tiles) * (1 if is_load else 2)
+                if saved > 0:
+                    loaded, stored = loaded - saved * is_load, stored - saved * (not is_load)
             code += (arithmetic + loaded + stored) * times
             if has_lanes:
                 times *= self.width
@@ -222,12 +227,6 @@ class _Body:
             work += arithmetic * times
             loads += loaded * times
             stores += stored * times
-        for access, kind in self.apart:
-            for k, n in tiles:
-                if n >= WORTH_TRANSPOSING and access.is_contiguous(k) and not access.gate:
-                    saved = (ONE_BY_ONE * self.lanes - TRANSPOSED) * total * n * self.vectors
-                    loads, stores = loads - saved * (kind == 1), stores - 2 * saved * (kind == 2)
-                    code -= saved / total
         copies = self.vectors * math.prod([n for _, n in tiles])
         if nest.sums and self.inner > 1:
             # sums wait for themselves where there are few of them, and no steps to unroll
@@ -240,6 +239,13 @@ class _Body:
         # counting and jumping, which unrolling makes rarer, and what does not overlap
         cycles += total * (0.25 if nest.own else 0.5) + 0.05 * (loads + work)
         return CYCLE * cycles + COMPILING / RUNS * code
+
+    def _transposed(self, access: Access, tiles: Sequence[tuple[int, int]]) -> float:
+        """Instructions for a vector, if rows of it lie side by side in memory."""
+        for k, n in tiles:
+            if n >= WORTH_TRANSPOSING and access.is_contiguous(k) and not access.gate:
+                return TRANSPOSED * self.lanes / min(n, self.lanes)
+        return math.inf
 
 
 def fill_cost(access: Access, lane: int) -> float:
