@@ -367,8 +367,8 @@ def main() -> None:
         [*columns, "error", ""],
         [row(r) for r in results],
         notes=[
-            "Opts by hand, and chosen; milliseconds of the chosen ones; 1 t: one thread. "
-            "Of all rounds the fastest one counts: kernels are short, and what else runs only slows."
+            "Opts by hand, and chosen; milliseconds of the chosen ones; 1 t: one thread.",
+            "The fastest of all rounds counts: these are short, and others only slow them down.",
         ],
     )
 

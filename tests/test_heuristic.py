@@ -10,8 +10,11 @@ import pytest
 from kernels import CASES, TARGET, matmul, out, param, red, sink
 from tiny.codegen import lower
 from tiny.codegen.opt import Kernel, Opt, OptOps
+from tiny.codegen.opt.cost import Tile
 from tiny.codegen.opt.heuristic import choose_opts
 from tiny.codegen.opt.nests import find_nests
+from tiny.codegen.opt.tiles import Tiles
+from tiny.device import Buffer, Device
 from tiny.dtype import dtypes
 from tiny.helpers import Context
 from tiny.uop.ops import Ops, UOp
@@ -159,6 +162,35 @@ def test_short_reductions_are_unrolled_whole():
     assert 3 in [o.arg for o in found[UNROLL]]
 
 
+def test_threads_share_a_long_sum_of_few_outputs_in_blocks():
+    r = red(1 << 24, 0)
+    one = UOp.const(0, dtypes.index)
+    ast = sink(param(0, 1).index(one).store(param(1, 1 << 24).index(r).reduce(r)))
+    found = chosen(ast)
+    assert [o.axis for o in found[BLOCK]] == [0]
+    assert [o.axis for o in found[THREAD]] == [1]  # the blocks
+    # how a sum is split depends on its size alone
+    assert found == chosen(ast, replace(WIDE, threads=1)) == chosen(ast, replace(WIDE, threads=64))
+
+
+def test_a_sum_in_strict_order_is_not_split():
+    with Context(STRICT_REDUCE=1):
+        found = chosen(total(1 << 20, 16, axis=0))
+    assert not found[BLOCK]
+    assert all(o.axis == 0 for o in [*found[VEC], *found[THREAD]])
+
+
+def test_a_window_is_not_unrolled_where_sums_are_many():
+    # else the sums of the outer loops become long chains, and less exact
+    x, w = param(1, 32, 24, 24), param(2, 32, 32, 5, 5)
+    f, i, j = out(32, 0), out(20, 1), out(20, 2)
+    c, p, q = red(32, 3), red(5, 4), red(5, 5)
+    value = (x.index(c, i + p, j + q) * w.index(f, c, p, q)).reduce(c, p, q)
+    found = chosen(sink(param(0, 32, 20, 20).index(f, i, j).store(value)))
+    assert not found[UNROLL]
+    assert found[STAGE]
+
+
 # ---------------------------------------------------------------- copies and updates
 
 
@@ -178,7 +210,46 @@ def test_a_transposed_copy_goes_through_registers_block_by_block():
     assert {o.axis for o in found[BLOCK]} == {0, 1}
 
 
+# ---------------------------------------------------------------- values
+
+SHAPES = [(1, 1, 1), (3, 5, 7), (17, 33, 65), (1, 257, 300), (130, 10, 97), (16, 16, 40000)]
+
+
+@pytest.mark.parametrize("b_transposed", [False, True], ids=["", "b_transposed"])
+@pytest.mark.parametrize("shape", [*SHAPES, (97, 301, 211), (64, 48, 9000)], ids=str)
+def test_products_of_integers_are_exact_with_what_is_chosen(shape, b_transposed):
+    m, n, k = shape
+    rng = np.random.default_rng(0)
+    a, b = (
+        rng.integers(-4, 5, s).astype(np.float32)
+        for s in ((m, k), (n, k) if b_transposed else (k, n))
+    )
+    cpu = Device["CPU"]
+    for threads in (1, 2):
+        target = replace(cpu.target, threads=threads)
+        program = lower(product(m, n, k, b_transposed=b_transposed), target)
+        binary = cpu.compiler.compile(cpu.renderer.render(program), program.name)
+        sizes = (m * n, m * k, k * n)
+        buffers = [Buffer("CPU", size, dtypes.float32).allocate() for size in sizes]
+        for buffer, values in zip(buffers[1:], (a, b), strict=True):
+            buffer.copyin(values.tobytes())
+        cpu.load(program.name, binary, program)(tuple([x.memory for x in buffers]), ())
+        right = a @ (b.T if b_transposed else b)
+        np.testing.assert_array_equal(buffers[0].numpy().reshape(m, n), right)
+
+
 # ---------------------------------------------------------------- what is counted
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_tile_costs_something(name):
+    k = Kernel(CASES[name]().sink, WIDE)
+    known = Tiles(k)
+    for nest in known.nests:
+        tiles = known.tiles(nest, k)
+        assert all(t.cost > 0 for t in tiles)
+        assert [t.cost for t in tiles] == sorted(t.cost for t in tiles)
+        assert tiles[0].cost <= known.priced(nest, Tile()).cost
 
 
 def test_the_activation_of_a_load_is_its_own_work():
