@@ -194,6 +194,7 @@ cdef class Sums:
     cdef tuple own          # tiles that they reduce over
     cdef tuple separate     # those of them that have accumulators of their own
     cdef int lane           # the axis of lanes that they reduce over, or -1
+    cdef list steps         # of each loop: how often it adds to a sum, tiles included
     cdef list levels        # see `SumRules.levels`
     cdef list accumulators  # for each REDUCE: {(key of outer tiles, key of separate ones): …}
     cdef list every         # (REDUCE, accumulator), all of them
@@ -1243,17 +1244,17 @@ cdef class Expansion:
     cdef Node read(self, Node index, Node offset, object lanes, Node gate):
         """A LOAD, in the innermost loop that its node depends on."""
         cdef Node memory = index.src[0], address = self.address(index, offset)
+        cdef Py_ssize_t depth = self.depth((<Info>self.infos[index]).mask_id)
         cdef object tag = None
         if memory.c_op == OP_STAGE:
             tag = self.fills.get(memory)
+            if memory not in self.filled_before:
+                depth = max(depth, self.fill_depth(memory))
         elif memory.c_op == OP_DEFINE_LOCAL:
             self.fresh += 1
             tag = -self.fresh
         src = (address,) if gate is None else (address, gate)
-        return self.emit(
-            make(OP_LOAD, index.dtype, src, lanes, tag),
-            self.depth((<Info>self.infos[index]).mask_id),
-        )
+        return self.emit(make(OP_LOAD, index.dtype, src, lanes, tag), depth)
 
     cdef Node load(self, Node index):
         """The elements of a buffer: a vector, a scalar for all lanes, or one lane at a time."""
@@ -1535,11 +1536,14 @@ cdef class Expansion:
         sizes = [self.tile_sizes[k] for k in sums.own]
         sums.separate = tuple([sums.own[k] for k in self.rules.separate(sizes, count)])
         given = [(<LoopPlan>loop).given for loop in loops]
-        sums.levels = self.rules.levels(group, given)
+        sums.steps = [self.steps_of(loop, sums.separate) for loop in loops]
+        if loops:  # what has no loop is done in each step of the innermost one
+            sums.steps[len(loops) - 1] *= self.steps_without_loops(sums, loops)
+        sums.levels = self.rules.levels(group, given, sums.steps)
         sums.accumulators, sums.every = [], []
         for q in group:
             info = self.infos[q]
-            start = self.identity(q, sums.lane, self.rules.dtype(q, given, sums.levels, 0))
+            start = self.identity(q, sums.lane, self.rules.dtype(q, given, sums.steps, sums.levels, 0))
             mine = {}
             self.begin(info.tiles)
             while True:
@@ -1577,6 +1581,23 @@ cdef class Expansion:
             self.at[k] = combo[k]
         return 0
 
+    cdef object steps_of(self, LoopPlan loop, tuple separate):
+        """How often a loop adds to one sum: also along its tile, if that shares a sum."""
+        cdef AxisPlan axis = self.axes[loop.axis]
+        cdef object count = loop.given.leaf.src[0].arg
+        if loop.is_innermost and axis.tile >= 0 and axis.tile not in separate:
+            count *= self.tile_sizes[axis.tile]
+        return count
+
+    cdef object steps_without_loops(self, Sums sums, list loops):
+        """How many steps of one sum there are along tiles of axes that have no loop."""
+        cdef set others = {(<AxisPlan>self.axes[(<LoopPlan>loop).axis]).tile for loop in loops}
+        cdef object steps = 1
+        for place in sums.own:
+            if place not in others and place not in sums.separate:
+                steps *= self.tile_sizes[place]
+        return steps
+
     cdef int sum_loops(self, Sums sums, list given, list loops, Py_ssize_t level) except -1:
         """The loops of a reduction from here on; accumulators hold the result afterwards."""
         cdef Accumulator a
@@ -1592,7 +1613,8 @@ cdef class Expansion:
             totals = [(<Accumulator>pair[1]).value for pair in sums.every]
             for q, a in sums.every:
                 a.value = self.identity(
-                    q, sums.lane, self.rules.dtype(q, given, sums.levels, level)
+                    q, sums.lane,
+                    self.rules.dtype(q, given, sums.steps, sums.levels, level),
                 )
             self.sum_loops(sums, given, loops, level + 1)
             for k, (q, a) in enumerate(sums.every):

@@ -41,8 +41,12 @@ class SumRules:
                     accumulators *= sizes[k]
         return found
 
-    def levels(self, group: Sequence[UOp], loops: Sequence[Loop]) -> list[Loop]:
+    def levels(
+        self, group: Sequence[UOp], loops: Sequence[Loop], steps: Sequence[int]
+    ) -> list[Loop]:
         """The loops of reductions at which another sum begins, the outermost loop first.
+
+        `steps` says how often each loop adds to a sum, steps that are unrolled included.
 
         A long sum of floats is a sum of sums: its error grows with the length of the longest of
         them, not with that of the whole (Higham, SIAM J. Sci. Comput. 1993). A sum that is no
@@ -55,23 +59,30 @@ class SumRules:
             return [loops[0]]
         if any(self.is_statistic(q) for q in group):
             inner = len(loops)
-            while inner and _steps(loops[inner - 1 :]) <= SHORT_SUM:
+            while inner and math.prod(steps[inner - 1 :]) <= SHORT_SUM:
                 inner -= 1
             return [loops[k] for k in dict.fromkeys((0, inner)) if k < len(loops)]
         starts = [len(loops) - 1]
         for k in reversed(range(len(loops) - 1)):
-            if _steps(loops[starts[0] :]) >= LONG_SUM:
+            if math.prod(steps[starts[0] :]) >= LONG_SUM:
                 starts.insert(0, k)
             else:
                 starts[0] = k
         return [loops[k] for k in starts]
 
-    def dtype(self, q: UOp, loops: Sequence[Loop], levels: Sequence[Loop], level: int) -> DType:
+    def dtype(
+        self,
+        q: UOp,
+        loops: Sequence[Loop],
+        steps: Sequence[int],
+        levels: Sequence[Loop],
+        level: int,
+    ) -> DType:
         """What sums of a level are held in."""
         if not (levels and self.is_statistic(q)):
             return q.dtype
         first = next(k for k, loop in enumerate(loops) if loop is levels[level])
-        is_short = level + 1 >= len(levels) and _steps(loops[first:]) <= SHORT_SUM
+        is_short = level + 1 >= len(levels) and math.prod(steps[first:]) <= SHORT_SUM
         return q.dtype if is_short else dtypes.float64
 
     def is_statistic(self, q: UOp) -> bool:
@@ -86,7 +97,3 @@ class SumRules:
             and not (value.op is Ops.MUL and value.src[0] is not value.src[1])
         )
 
-
-def _steps(loops: Sequence[Loop]) -> int:
-    """How often the body of loops runs, at most."""
-    return math.prod(loop.leaf.src[0].arg for loop in loops)

@@ -142,10 +142,8 @@ class SplitKernel:
         self.__dict__.update(trial.__dict__)
 
     def _keeps_sums(self) -> bool:
-        """Whether sums may be kept in memory: a loop of a reduction is outside of others."""
-        reduces = [self.axes[k].is_reduce for k in self.nest_order]
-        shared = any(a.is_thread and a.is_reduce for a in self.axes)
-        return shared or reduces != sorted(reduces)
+        """Whether sums may be kept in memory: loops have another order, or threads share blocks."""
+        return any(o.op is OptOps.SWAP or o.op is OptOps.THREAD for o in self.applied_opts)
 
     def allows(self, opt: Opt) -> bool:
         """Whether an Opt is legal now."""
