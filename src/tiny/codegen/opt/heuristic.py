@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from operator import attrgetter
 
 from tiny.codegen.opt.cost import Tile
-from tiny.codegen.opt.loops import FEW, Loops, Plan
+from tiny.codegen.opt.loops import Loops, Plan, shares_evenly
 from tiny.codegen.opt.nests import Nest, axes_of
 from tiny.codegen.opt.opts import KernelOptError, Opt, OptOps
 from tiny.codegen.opt.splits import SplitKernel
@@ -229,7 +229,7 @@ class _Choice:
                 size = axis.inner_size if axis.blocks_of < 0 else axis.size
                 step = axis.step if axis.blocks_of < 0 else 1
                 counts[k] = 1 << 20 if size is None else -(-size // step)
-        outer = next((k for k, n in counts.items() if n >= FEW), None)
+        outer = next((k for k, n in counts.items() if shares_evenly(n)), None)
         main = self.nests[0]
         results = math.prod([self.sizes[k] for k in axes_of(main.outputs)])
         is_long = seconds > SPLIT_SUM and results * SPLIT_PARTS <= MOST_SHARED_SUMS

@@ -10,13 +10,19 @@ from tiny.codegen.opt.cost import CYCLE, Level, NestCost, Tile, fill_cost, moved
 from tiny.codegen.opt.nests import Access, Nest, axes_of
 from tiny.codegen.opt.splits import SplitKernel
 
-__all__ = ["Loops", "Plan"]
+__all__ = ["Loops", "Plan", "shares_evenly"]
 
-FEW = 4  # iterations that are too few to share evenly
+MANY = 16  # iterations that threads share evenly enough, whatever their number
+WORTH_CARRYING = 1.2  # times its arithmetic that the best plan takes, before sums are carried
 OVERLAP = 0.2  # part of the time to move data that shows beside the arithmetic
 CAUTION = 1.2  # times what it seems, for sums in memory: more can go wrong
 BLOCKS = (2048, 512, 128, 32, 8)  # steps of a reduction between which sums are kept in memory
 LEAST_READS = 4  # of an element, from which on packing pays
+
+
+def shares_evenly(iterations: int) -> bool:
+    """Whether a few threads get about as many iterations each."""
+    return iterations >= MANY or (iterations >= 4 and iterations % 2 == 0)
 
 
 @dataclass(frozen=True)
@@ -62,25 +68,28 @@ class Loops:
         orders += [[*batch, *rest[k:], *rest[:k]] for k in range(1, len(rest))]
         found: list[list[Level]] = []
         for order in orders:
-            shared = next((x for x in order if x.count >= FEW), None)
+            shared = next((x for x in order if shares_evenly(x.count)), None)
             if shared is not None and order[0] is not shared:
                 order = [shared, *[x for x in order if x is not shared]]
             if order not in found:
                 found.append(order)
-        first = self.blocked_axis
+        plain = [self.plan([*order, *reduces], 0, seconds) for order in found]
+        yield from plain
+        axis = self.kernel.axes[self.blocked_axis]
+        is_first = reduces and reduces[0].axis == self.blocked_axis and axis.size is not None
+        if not is_first or min(p.cost for p in plain) < WORTH_CARRYING * seconds:
+            return
         for order in found:
-            yield self.plan([*order, *reduces], 0, seconds)
-            if not reduces or reduces[0].axis != first or not order:
-                continue
-            axis = self.kernel.axes[first]
-            if axis.size is None:
+            if not order:
                 continue
             # the sums are carried from step to step of the outermost loop, or from block to block
             yield self.plan([order[0], reduces[0], *order[1:], *reduces[1:]], 0, seconds)
             for block in BLOCKS:
-                if block < axis.size and block % axis.step == 0:
-                    outer = Level(first, -(-axis.size // block), block)
-                    inner = Level(first, block // axis.step, axis.step)
+                if block < self.sizes[self.blocked_axis] and block % axis.step == 0:
+                    outer = Level(
+                        self.blocked_axis, -(-self.sizes[self.blocked_axis] // block), block
+                    )
+                    inner = Level(self.blocked_axis, block // axis.step, axis.step)
                     left = [inner, *reduces[1:]] if inner.count > 1 else reduces[1:]
                     yield self.plan([order[0], outer, *order[1:], *left], block, seconds)
 

@@ -19,6 +19,7 @@ MOST_ROWS = 28
 ROWS = 12  # that axes should have together to be enough
 CLOSER = 3  # axes for lanes that are looked at closer
 WIDTHS = 2  # of lanes, and of rows, that tell which pairs to look at
+PARTS = (2, 3, 4, 5, 7)  # of the rows along one axis, so that others go along another
 TRANSPOSED_ROWS = 16  # that are loaded as vectors, and transposed in registers
 
 _by_cost = attrgetter("cost")
@@ -98,14 +99,14 @@ class Tiles:
                     consider(wide._replace(rows=((row, count),)))
                 if not tile.rows:
                     consider(wide)
-        for tile in list(best.values()):
+        for tile in sorted(best.values(), key=_by_cost)[:CLOSER]:
             if not tile.rows:
                 continue
             ((row, most),) = tile.rows
             for second in rows:
                 if second in (row, tile.lane):
                     continue
-                for a in sorted({most, *[n for n in (2, 3, 4, 5, 7, 8) if n < most]}):
+                for a in {most, *[n for n in PARTS if n < most]}:
                     one = tile._replace(rows=((row, a),))
                     for b in self.row_counts(nest, kernel, one, second)[:WIDTHS]:
                         consider(tile._replace(rows=((row, a), (second, b))))
