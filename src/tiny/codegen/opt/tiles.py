@@ -18,7 +18,8 @@ WIDEST = 16  # lanes of a vector where a target has no registers to fill
 MOST_ROWS = 28
 ROWS = 12  # that axes should have together to be enough
 CLOSER = 3  # axes for lanes that are looked at closer
-WIDTHS = 2  # of lanes, and of rows, that tell which pairs to look at
+WIDTHS = 2  # of lanes that tell which axes to look at
+WIDER = 4  # of those that are looked at then
 PARTS = (2, 3, 4, 5, 7)  # of the rows along one axis, so that others go along another
 TRANSPOSED_ROWS = 16  # that are loaded as vectors, and transposed in registers
 
@@ -74,7 +75,7 @@ class Tiles:
                     self.priced(nest, plain._replace(rows=((row, count),)))
                     for row in rows
                     if row != lane
-                    for count in self.row_counts(nest, kernel, plain, row)[:WIDTHS]
+                    for count in self.row_counts(nest, kernel, plain, row)[:1]
                 ]
         found.sort(key=_by_cost)
         best: dict[int, Tile] = {-1: self.priced(nest, Tile())}
@@ -92,7 +93,7 @@ class Tiles:
             if row in mine or len(mine) > (len(seen) == 1) or len(seen) > CLOSER:
                 continue
             mine.add(row)
-            for n in self.lane_counts(nest, kernel, tile.lane):
+            for n in self.lane_counts(nest, kernel, tile.lane)[:WIDER]:
                 wide = tile._replace(lanes=n, rows=())
                 counts = self.row_counts(nest, kernel, wide, row) if tile.rows else []
                 for count in counts:
@@ -108,7 +109,7 @@ class Tiles:
                     continue
                 for a in {most, *[n for n in PARTS if n < most]}:
                     one = tile._replace(rows=((row, a),))
-                    for b in self.row_counts(nest, kernel, one, second)[:WIDTHS]:
+                    for b in self.row_counts(nest, kernel, one, second)[:1]:
                         consider(tile._replace(rows=((row, a), (second, b))))
         return sorted(best.values(), key=_by_cost)
 
@@ -180,4 +181,4 @@ class Tiles:
         counts = {-(-size // -(-size // n)) for n in range(max(2, most // 2), most + 1)}
         if kernel.is_in_place:
             counts = {n for n in counts if size % n == 0}
-        return sorted(counts, reverse=True)[:6]
+        return sorted(counts, reverse=True)[:4]
