@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from operator import attrgetter
 
-from tiny.codegen.opt.cost import Tile
+from tiny.codegen.opt.cost import Tile, registers_of
 from tiny.codegen.opt.loops import Loops, Plan, shares_evenly
 from tiny.codegen.opt.nests import Nest, axes_of
 from tiny.codegen.opt.opts import KernelOptError, Opt, OptOps
@@ -17,6 +17,7 @@ __all__ = ["choose_opts"]
 
 SMALL_BODY = 150  # instructions that unrolling may make of a body
 ENOUGH_COPIES = 8  # sums side by side, that need no unrolling to keep the arithmetic busy
+SHORT_LOOP = 3  # iterations, of a loop that is better none
 STEPS = 4  # that a reduction is unrolled to: worth 3 to 8 %, more costs compile time only
 COPIED_BLOCK = 64  # elements each way, of a copy that transposes: lines of both stay in L1
 WORTH_ARRANGING = 2e-5  # seconds of work, from which on loops are put in order and operands packed
@@ -102,16 +103,16 @@ class _Choice:
     def unroll(self, kernel: SplitKernel, nest: Nest) -> None:
         """Unroll the innermost loops of a reduction: short ones whole, long ones a few steps.
 
-        Enough sums side by side keep the arithmetic busy by themselves. Then only a long loop that
-        is the only one is unrolled: of several loops each outer one adds up the sums of the inner
-        one, and those would become longer, and less exact.
+        Enough sums side by side keep the arithmetic busy by themselves. Then it is worth it for a
+        loop of very few iterations, whose end is hard to foresee, and for one that is alone.
         """
         own = [k for k in kernel.nest_order if nest.own >> k & 1 and self.sizes[k] > 1]
         copies = 1
         for number in axes_of(nest.mask):
             axis = kernel.axes[number]
             copies *= axis.tile * -(-axis.lanes // self.full[number])
-        if copies >= ENOUGH_COPIES and (len(own) > 1 or len(nest.loads) == 1):
+        is_short = own and self.sizes[own[-1]] <= SHORT_LOOP
+        if copies >= ENOUGH_COPIES and (len(nest.loads) == 1 or not (is_short or len(own) == 1)):
             return
         body = copies * sum(nest.work.values()) + sum(
             math.prod([kernel.axes[k].tile for k in axes_of(x.mask)]) for x in nest.loads
@@ -128,11 +129,22 @@ class _Choice:
             some = [n for n in (4, 3, 2) if axis.size % n == 0 or axis.size >= 8 * n]
             some = [n for n in some if n <= most and steps * n * body <= SMALL_BODY]
             n = axis.size if whole else next(iter(some), 1)
+            if copies + self.kept(kernel, nest, number, n) > registers_of(kernel.target) - 4:
+                return
             if n == 1 or not _try(kernel, Opt(OptOps.UNROLL, number - kernel.first_reduce, n)):
                 return
             steps *= n
-            if n < axis.size or steps >= STEPS:
+            if n < axis.size or steps >= STEPS or copies >= ENOUGH_COPIES:
                 return
+
+    def kept(self, kernel: SplitKernel, nest: Nest, number: int, steps: int) -> int:
+        """How many values steps of a window share with neighbours, which keep them in registers."""
+        rows = sum(1 << k for k, a in enumerate(kernel.axes) if a.tile > 1)
+        return sum(
+            steps - 1 + max(kernel.axes[k].tile for k in axes_of(rows & x.mask))
+            for x in nest.loads
+            if x.shares_dim(number, rows)
+        )
 
     # ------------------------------------------------------------ order, blocks, packing
 
