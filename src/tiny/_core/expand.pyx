@@ -378,6 +378,8 @@ cdef class Expansion:
             for s in node.src:
                 info.hoists |= (<Info>self.infos[s]).hoists
             if node in numbers:
+                if node.c_op == OP_STAGE and node.arg[0]:
+                    info.hoists = 0  # what it takes to fill it is done in its own phase
                 info.hoists |= 1 << numbers[node]
             elif node.c_op == OP_INDEX:
                 info.form = form_of(node.src[1])
