@@ -302,15 +302,16 @@ def run(case: Case, threads: Sequence[int], rounds: int) -> Result:
     if isinstance(case, KernelCase):
         # Opts do not depend on how many threads there are, as long as there are several
         target = replace(CPU.target, threads=max(2, *threads))
+        operands = []
+        for array in arrays:  # the same memory for both lists, as it is of one speed
+            buffer = Buffer("CPU", array.size, dtypes.float32).allocate()
+            operands.append(buffer.copyin(array.tobytes()))
         for name, asked in (("by hand", case.by_hand), ("chosen", None)):
             program = lower(case.ast, target, asked)
             binary = CPU.compiler.compile(CPU.renderer.render(program), program.name)
             call = CPU.load(program.name, binary, program)
-            buffers = [
-                Buffer("CPU", math.prod(p.shape), p.dtype).allocate() for p in program.params
-            ]
-            for buffer, array in zip(buffers[1:], arrays, strict=True):
-                buffer.copyin(array.tobytes())
+            into = program.params[0]
+            buffers = [Buffer("CPU", math.prod(into.shape), into.dtype).allocate(), *operands]
             memory = tuple([b.memory for b in buffers])
             functions[name] = lambda call=call, memory=memory: call(memory, ())
             call(memory, ())

@@ -137,7 +137,8 @@ class NestCost:
                 return FAR_READ if is_often else 1 + FAR_JUMP / vectors
             return 1.0
         size = dict(self.loops)[lane]
-        return ONE_BY_ONE * size / -(-size // lanes)  # idle lanes are left out
+        part = PART if 2 * lanes <= self.full[lane] else 1.0  # lanes by themselves cost as ever
+        return ONE_BY_ONE * size / -(-size // lanes) / part  # idle lanes are left out
 
 
 class _Body:
@@ -153,6 +154,8 @@ class _Body:
             place = self.axes.index(self.lane)
             self.sizes[place] = -(-self.sizes[place] // tile.lanes)
         lanes = min(tile.lanes, cost.full[self.lane]) if self.lane >= 0 else 1
+        # some machines take two steps for a whole vector
+        self.width = PART if self.lane >= 0 and 2 * lanes <= cost.full[self.lane] else 1.0
         # by axes: arithmetic, loads, stores, and what they are in code
         counts: dict[int, list[float]] = {}
         # what rows may make a transposition of: a load or (False) a store, and its instructions
@@ -184,8 +187,6 @@ class _Body:
             added = self.vectors + 2 * math.log2(max(2, lanes))
             count(nest.outputs, 2, nest.sums * added)
         self.lanes = lanes
-        # some machines take two steps for a whole vector
-        self.width = PART if self.lane >= 0 and 2 * lanes <= cost.full[self.lane] else 1.0
         self.counts = [
             (
                 mask,
