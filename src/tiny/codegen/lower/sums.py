@@ -96,4 +96,3 @@ class SumRules:
             and q.dtype is dtypes.float32
             and not (value.op is Ops.MUL and value.src[0] is not value.src[1])
         )
-
