@@ -21,7 +21,7 @@ from tiny.codegen.program import LinearProgram
 from tiny.device import Compiled, CompileError, Compiler, HostAllocator
 from tiny.dtype import DTYPES_DICT, dtypes
 from tiny.helpers import SPEC
-from tiny.renderer.llvm import CPU_OPS, LLVMRenderer
+from tiny.renderer.llvm import CPU_OPS, LLVMRenderer, phase_name
 from tiny.uop.ops import Ops
 from tiny.uop.target import Target
 
@@ -42,7 +42,9 @@ class CPUDevice(Compiled):
     def load(self, name: str, binary: bytes, program: LinearProgram) -> HostKernel:
         """The kernel, called with HostMemory; its machine code is unloaded when it dies."""
         try:
-            code = MachineCode(binary, name, phase_symbols(program))
+            code = MachineCode(
+                binary, name, [phase_name(program, k) for k in range(len(program.phases))]
+            )
         except RuntimeError as e:
             reason = f"it cannot be linked: {' '.join(str(e).split())}"
             raise CompileError(name, reason, self.renderer.render(program)) from e
@@ -56,13 +58,6 @@ class CPUDevice(Compiled):
             program.shared_nbytes,
             parallel=serial_seconds(program) > WORTH_THREADS,
         )
-
-
-def phase_symbols(program: LinearProgram) -> tuple[str, ...]:
-    """The functions of an object file, one a phase: the kernel's name, numbered if many."""
-    if len(program.phases) == 1:
-        return (program.name,)
-    return tuple(f"{program.name}.{k}" for k in range(len(program.phases)))
 
 
 def serial_seconds(program: LinearProgram) -> float:

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from tiny._core.symbolic import simplify
 from tiny.dtype import dtypes
+from tiny.schedule.bounds import sum_of_loops
 from tiny.schedule.kernels import Memory
 from tiny.schedule.order import Step
 from tiny.uop.ops import AxisType, KernelInfo, Ops, ParamArg, RangeArg, UOp
@@ -101,7 +102,8 @@ class Part:
     def form(self, index: UOp) -> Form | None:
         """The element that an INDEX names; None if it is not linear in the ranges."""
         if index not in self._forms:
-            self._forms[index] = _form(flat_index(index))
+            found = sum_of_loops(flat_index(index))
+            self._forms[index] = None if found is None else (found[1], found[0])
         return self._forms[index]
 
     @property
@@ -146,22 +148,6 @@ def flat_index(index: UOp) -> UOp:
     for i, size in zip(index.src[1:], memory.arg.shape, strict=False):
         flat = flat * size + i
     return simplify(flat)
-
-
-def _form(expr: UOp) -> Form | None:
-    constant = 0
-    factors: dict[UOp, int] = {}
-    for term in expr.split_uop(Ops.ADD):
-        atom, factor = term, 1
-        if term.op is Ops.MUL and term.src[1].op is Ops.CONST:
-            atom, factor = term.src[0], term.src[1].arg
-        if atom.op is Ops.CONST:
-            constant += atom.arg * factor
-        elif atom.op is Ops.RANGE:
-            factors[atom] = factors.get(atom, 0) + factor
-        else:
-            return None
-    return constant, factors
 
 
 class Made(NamedTuple):

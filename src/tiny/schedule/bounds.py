@@ -53,10 +53,15 @@ def inequality(clause: UOp) -> Inequality | None:
     if clause.op is not Ops.CMPLT or clause.src[0].dtype is not dtypes.index:
         return None
     a, b = clause.src
+    # a < b is b - a - 1 >= 0
+    return sum_of_loops(simplify(a - b if negated else b - a - 1))
+
+
+def sum_of_loops(expr: UOp) -> tuple[dict[UOp, int], int] | None:
+    """An index as (factor of each loop, constant); None if it is no sum of multiples of loops."""
     factors: dict[UOp, int] = {}
     constant = 0
-    # a < b is b - a - 1 >= 0
-    for term in simplify(a - b if negated else b - a - 1).split_uop(Ops.ADD):
+    for term in expr.split_uop(Ops.ADD):
         atom, factor = term, 1
         if term.op is Ops.MUL and term.src[1].op is Ops.CONST:
             atom, factor = term.src[0], term.src[1].arg
