@@ -362,6 +362,16 @@ def test_a_box_that_does_not_fit_is_not_legal():
         kernel.apply_opt(Opt(STAGE, 1, B))
 
 
+def test_a_loop_that_may_be_empty_carries_no_sums():
+    # its first iteration is what sets the memory that they are in
+    n = UOp.variable("n", 0, 4)
+    i, r = out(6, 0), red(n, 1)
+    value = param(1, 6, 4).index(i, r).reduce(r)
+    kernel = Kernel(sink(param(0, 6).index(i).store(value)), TARGET)
+    with pytest.raises(KernelOptError, match="may be empty"):
+        kernel.apply_opt(Opt(SWAP, 0, 1))
+
+
 def test_strict_sums_are_not_cut_into_blocks():
     with Context(STRICT_REDUCE=1):
         kernel = Kernel(matmul().sink, TARGET)

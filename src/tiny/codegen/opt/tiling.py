@@ -311,8 +311,10 @@ class _Tiling:
         """Sums in memory: each iteration of the loops that carry them adds to what is there."""
         for e in carried:
             axis = self.axes[self.loops[e].axis]
-            if isinstance(axis.size, UOp) and self.loops[e].step > 1:
-                raise KernelOptError("a loop with a tile, of unknown size, carries no sums")
+            if isinstance(axis.size, UOp) and (self.loops[e].step > 1 or axis.size.vmin < 1):
+                raise KernelOptError(
+                    "a loop of unknown size carries no sums if it may be empty or has a tile"
+                )
         outside = self.leaves_of(carried)
         part = self.inner_sum(node, value, over, outside)
         tiles, lanes = self.inner_leaves(self.masks[node])
