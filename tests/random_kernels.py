@@ -480,6 +480,11 @@ def free_loops(x: UOp) -> dict[UOp, None]:
 # ULPs of a result that is not defined bit by bit, of the dtype that it is computed in
 ULPS = {Ops.EXP2: 2.0, Ops.LOG2: 2.0, Ops.SIN: 2.0}
 _PRECISION = {dtypes.float64: 53, dtypes.float32: 24, dtypes.float16: 11, dtypes.bfloat16: 8}
+# the smallest normal number and the largest one
+_RANGES = {
+    dtypes.float64: (2.0**-1022, float(np.finfo(np.float64).max)),
+    dtypes.float32: (2.0**-126, float(np.finfo(np.float32).max)),
+}
 
 
 @dataclass
@@ -627,6 +632,10 @@ class _Evaluation:
             relative = over(np.sum, np.where(x.off > 0, x.off / np.abs(terms), 0.0))
             grown = np.expm1(np.minimum(relative * 2 + 2 * count * epsilon, 100.0))
             rough = np.where(relative > 0.25, np.inf, np.abs(total) * grown)
+            # in some orders a part of the product is beyond the range of the dtype
+            least = over(np.prod, np.minimum(np.where(finite == 0, 1.0, np.abs(finite)), 1.0))
+            limits = _RANGES[wide_dtype]
+            rough = np.where((most > limits[1]) | (least < limits[0]), np.inf, rough)
         # small subnormal numbers round absolutely
         rough = rough + count * 2.0**-140
         is_exact = whole & (most <= 2.0 ** _PRECISION[wide_dtype])

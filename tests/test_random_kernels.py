@@ -142,7 +142,7 @@ WANTED = {
     **{f"numbers: {n}": 20 for n in ("whole", "any", "special")},
     **{f"index: {k}": 40 for k in ("loop", "affine", "div", "mod", "flip", "window", "strided")},
     **{f"reduce: {op}": 40 for op in ("ADD", "MAX", "MUL")},
-    **{f"op: {op}": 500 for op in ("ADD", "SUB", "MUL", "MAX", "FLOORDIV", "FLOORMOD", "CDIV",
+    **{f"op: {op}": 1500 for op in ("ADD", "SUB", "MUL", "MAX", "FLOORDIV", "FLOORMOD", "CDIV",
                                    "CMOD", "SHL", "SHR", "XOR", "FDIV", "SQRT", "EXP2", "LOG2",
                                    "SIN")},
     **{f"opt: {op.name}": 25 for op in OptOps},

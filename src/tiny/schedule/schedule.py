@@ -147,7 +147,9 @@ def create_schedule(
                 f"variable {variable.arg.name!r} is bound to {values[variable.arg.name]} and to "
                 f"{value} in one computation; realize one of them first"
             )
-    settings = (default_device, bool(NO_MEMORY_PLANNER), bool(STRICT_REDUCE))
+    devices = dict.fromkeys((default_device, *[b.arg.device for b in buffers]))
+    targets = tuple([target_of(device) for device in devices])
+    settings = (default_device, targets, bool(NO_MEMORY_PLANNER), bool(STRICT_REDUCE))
     schedule = _look_up((key, *settings))
     if schedule is None:
         graph = canonicalise(sink, buffers)
