@@ -243,9 +243,7 @@ def test_a_row_longer_than_the_cache_is_not_kept():
 @pytest.mark.parametrize("l2, stages", [(239, 0), (240, 1)])
 def test_a_kept_row_fits_in_half_of_the_cache(l2, stages):
     target = dataclasses.replace(TARGET, l2_bytes=l2)
-    forget_schedules()
     bound = create_schedule(UOp.sink(softmax(buffer(8, 30))), lambda device: target, "CPU")
-    forget_schedules()
     (item,) = bound.schedule.items
     assert len(stages_of(item.kernel)) == stages, "exp is computed twice where there is no room"
 
@@ -324,3 +322,13 @@ def test_loops_of_a_kept_plane_that_is_read_across_stay_two():
     for kernel in kernels_of(y):
         for stage in stages_of(kernel):
             assert stage.arg.shape == (6, 6)
+
+
+def test_a_schedule_is_made_anew_for_another_target():
+    x = buffer(8, 30)
+    few = create_schedule(UOp.sink(softmax(x)), lambda device: TARGET, "CPU")
+    other = dataclasses.replace(TARGET, l2_bytes=2 * TARGET.l2_bytes)
+    more = create_schedule(UOp.sink(softmax(x)), lambda device: other, "CPU")
+    assert more.schedule is not few.schedule
+    again = create_schedule(UOp.sink(softmax(x)), lambda device: TARGET, "CPU")
+    assert again.schedule is few.schedule
