@@ -3,8 +3,6 @@
 from typing import Any
 
 from tiny._core.graph import Node
-from tiny._core.types import DType
 
-def expand(
-    kernel: Any, sink: Node, rules: Any, float64: DType
-) -> list[tuple[tuple[Any, ...], int]]: ...
+def linear_form(index: Node) -> tuple[int, tuple[tuple[Any, int], ...]]: ...
+def expand(kernel: Any, sink: Node, rules: Any) -> list[tuple[tuple[Any, ...], int]]: ...

@@ -22,9 +22,6 @@ cdef enum:
     WORTH_TRANSPOSING = 4  # neighbours in memory, for them to be loaded as vectors and transposed
     TRANSPOSED_BYTES = 64  # of a vector, at most
 
-cdef object UPCAST = AxisType.UPCAST
-cdef object UNROLL = AxisType.UNROLL
-cdef object VEC = AxisType.VEC
 cdef object THREAD = AxisType.THREAD
 
 
@@ -242,7 +239,6 @@ cdef class Expansion:
     """
 
     cdef object rules              # see `SumRules` in codegen/lower/sums.py
-    cdef DType float64
     cdef list loops                # LoopPlans in nesting order
     cdef list axes                 # AxisPlans
     cdef list stores
@@ -273,14 +269,14 @@ cdef class Expansion:
     cdef Py_ssize_t next_axis
     cdef Py_ssize_t next_register
 
-    def __cinit__(self, object kernel, Node sink, object rules, DType float64):
+    def __cinit__(self, object kernel, Node sink, object rules):
         cdef list order = postorder(sink)
         cdef Node n
         cdef LoopPlan loop
         cdef AxisPlan axis
         cdef dict innermost = {}
         cdef Py_ssize_t k
-        self.rules, self.float64 = rules, float64
+        self.rules = rules
         self.bits, self.leaf_of_bit = {}, {}
         self.lanes_of_leaf = {}
         for n in order:
@@ -1321,7 +1317,7 @@ cdef class Expansion:
             return -1
         for k in range(len(info.form.terms)):
             term = info.form.terms[k]
-            if term.c_op != OP_RANGE or form_factor(info.form, k) != 1:
+            if term.c_op != OP_RANGE or info.form.factors[k] != 1:
                 continue
             place = self.tile_place.get(term.arg[0], -1)
             if place not in tiles or term.arg[0] in self.running:
@@ -1770,10 +1766,6 @@ cdef bint is_zero(Node x):
     return x.c_op == OP_CONST and x.arg == 0
 
 
-cdef object form_factor(Form form, Py_ssize_t k):
-    return form.factors[k]
-
-
 cdef Node plus(Node a, int64_t b):
     return make2(OP_ADD, types.INDEX, a, make_int(types.INDEX, b))
 
@@ -1846,11 +1838,20 @@ cdef object fold(int op, tuple x):
     return a == b
 
 
-def expand(kernel, Node sink not None, rules, DType float64):
+def linear_form(Node index not None):
+    """(constant, ((term, factor), …)) of an index: a sum of multiples of terms.
+
+    A term is a RANGE, or a node that no sum can see into; in order of first appearance.
+    """
+    cdef Form form = form_of(index)
+    return form.constant, tuple(zip(form.terms, form.factors))
+
+
+def expand(kernel, Node sink not None, rules):
     """[(operations in execution order (level 4), steps that threads share)], phase by phase.
 
     `kernel` is a TiledKernel, `sink` its graph with flat offsets and nothing that the target
     lacks. `rules` say how sums are cut: `separate`, `levels` and `dtype` of `SumRules`.
     ValueError for what is no kernel.
     """
-    return Expansion(kernel, sink, rules, float64).run()
+    return Expansion(kernel, sink, rules).run()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from tiny._core.expand import linear_form as native_form
 from tiny._core.symbolic import simplify
 from tiny.codegen.lower.decompose import lower_division
 from tiny.dtype import dtypes
@@ -12,7 +13,6 @@ from tiny.uop.ops import Ops, UOp
 __all__ = [
     "LinearForm",
     "flatten_indices",
-    "is_linear",
     "linear_form",
     "lower_index_division",
     "without_true_gates",
@@ -76,29 +76,6 @@ def lower_index_division(sink: UOp) -> UOp:
     return new[sink]
 
 
-def is_linear(node: UOp) -> bool:
-    """Whether a node is a sum or a multiple of indices, that is, more than one term by itself."""
-    if node.dtype is not dtypes.index:
-        return False
-    if node.op is Ops.MUL:
-        return node.src[0].op is Ops.CONST or node.src[1].op is Ops.CONST
-    return node.op in (Ops.ADD, Ops.SUB)
-
-
 def linear_form(node: UOp) -> LinearForm:
     """An index as a linear form; its terms in order of first appearance."""
-    constant, factors = 0, dict[UOp, int]()
-    stack = [(node, 1)]
-    while stack:
-        x, factor = stack.pop()
-        if x.op is Ops.CONST:
-            constant += factor * x.arg
-        elif not is_linear(x):
-            factors[x] = factors.get(x, 0) + factor
-        elif x.op is Ops.MUL:
-            a, b = x.src if x.src[1].op is Ops.CONST else x.src[::-1]
-            stack.append((a, factor * b.arg))
-        else:
-            stack.append((x.src[1], -factor if x.op is Ops.SUB else factor))
-            stack.append((x.src[0], factor))
-    return LinearForm(constant, tuple((x, f) for x, f in factors.items() if f))
+    return LinearForm(*native_form(node))

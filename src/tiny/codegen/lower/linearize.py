@@ -20,5 +20,5 @@ def linearize(kernel: TiledKernel, target: Target) -> tuple[Phase, ...]:
     sink = decompose(sink, target)
     sink = lower_index_division(sink)
     rules = SumRules(kernel.strict, dtypes.float64 in target.dtypes)
-    phases = expand(kernel, sink, rules, dtypes.float64)
+    phases = expand(kernel, sink, rules)
     return tuple(Phase(uops, count) for uops, count in phases)

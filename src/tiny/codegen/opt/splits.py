@@ -12,7 +12,7 @@ from tiny.codegen.lower.indices import linear_form
 from tiny.codegen.lower.tiled import TiledKernel, axis_masks
 from tiny.codegen.opt.axes import Axis, Split, copies_of
 from tiny.codegen.opt.opts import KernelOptError, Opt, OptOps
-from tiny.codegen.opt.tiling import tile_kernel
+from tiny.codegen.opt.tiling import Tiling
 from tiny.helpers import STRICT_REDUCE, colored
 from tiny.uop.ops import AxisType, Ops, UOp
 from tiny.uop.target import Target
@@ -374,9 +374,9 @@ class SplitKernel:
                 tuple(self.axes), tuple(self.nest_order), tuple(self._vector_lanes), self.strict
             )
             staged = {self.loads[k]: axis for k, axis in self.staged.items()}
-            self._tiled = tile_kernel(
+            self._tiled = Tiling(
                 self.ast, self.masks, split, staged, self.is_in_place, self.target
-            )
+            ).kernel()
         return self._tiled
 
 

@@ -21,27 +21,10 @@ from tiny.dtype import DType, dtypes
 from tiny.uop.ops import AxisType, GroupOp, LocalArg, Ops, RangeArg, ReduceArg, StageArg, UOp
 from tiny.uop.target import Target
 
-__all__ = ["tile_kernel"]
+__all__ = ["Tiling"]
 
 MOST_SHARED = 1 << 28  # bytes of scratch that all threads have in common
 ALIGNMENT = 64
-
-
-def tile_kernel(
-    ast: UOp,
-    masks: Mapping[UOp, int],
-    split: Split,
-    staged: Mapping[UOp, int | None],
-    is_in_place: bool,
-    target: Target,
-) -> TiledKernel:
-    """The kernel over the parts of its axes.
-
-    `masks` are the axes that each node depends on. `staged` are the loads to be packed, each with
-    the number of the axis at the head of whose body that happens, None for outside all loops.
-    KernelOptError if one can not be, or needs too much memory.
-    """
-    return _Tiling(ast, masks, split, staged, is_in_place, target).kernel()
 
 
 @dataclass(frozen=True)
@@ -68,7 +51,13 @@ class _Dim:
     rank: tuple[int, int]  # outer to inner
 
 
-class _Tiling:
+class Tiling:
+    """The splitting of one kernel: `kernel` is it over the parts of its axes.
+
+    `masks` are the axes that each node depends on. `staged` are the loads to be packed, each with
+    the number of the axis at the head of whose body that happens, None for outside all loops.
+    """
+
     def __init__(
         self,
         ast: UOp,
@@ -168,6 +157,7 @@ class _Tiling:
     # ------------------------------------------------------------ the walk
 
     def kernel(self) -> TiledKernel:
+        """The tiled kernel. KernelOptError if a load can not be packed, or all needs too much."""
         new = self.new
         new.update(self.values)
         order = self.ast.postorder()
