@@ -20,7 +20,7 @@ FLOORS = (
     ("dtype",),
     ("mixin",),
     ("uop",),
-    ("tensor", "gradient", "function", "random"),
+    ("storage", "tensor", "gradient", "function", "random"),
     ("schedule",),
     ("codegen",),
     ("renderer",),

@@ -218,16 +218,16 @@ def test_repeated_updates_leave_no_graph_behind(evaluator):
 
 
 def test_memory_goes_with_its_last_tensor():
-    from tiny import tensor
+    from tiny import storage
 
     gc.collect()
-    before = len(tensor._owners)
+    before = len(storage.owners)
     x = Tensor([1.0]) + 1
     x.realize()
-    assert len(tensor._owners) > before
+    assert len(storage.owners) > before
     del x
     gc.collect()
-    assert len(tensor._owners) == before
+    assert len(storage.owners) == before
 
 
 def test_parts_are_updated_in_place():

@@ -1,32 +1,12 @@
-"""`Tensor`: what users write. It builds graphs; the bound Runtime computes them.
-
-**Storages.** A tensor is a view of a storage, and a storage holds one node: its value now. A
-computed result has a storage of its own; movement (reshape, slices, …), detach and a bitcast of
-the same width share the storage of their source, so they see later writes and may be written
-through, as in NumPy. A tensor keeps the chain of movement nodes over the storage's node and
-builds it anew when that node has changed.
-
-**Versions.** A write to memory is `AFTER(old, STORE(view of old, value))`, and this node becomes
-the node of the storage: all its views read the new version from now on, while graphs that were
-built before hold the old node, and thereby the old version. A write to a value that has no
-memory yet just makes another value. So the wrong program (a result that changes after it was
-computed, a write that a view misses) can not be written down.
-
-**Owners.** A BUFFER belongs to one storage. Hash-consing may give two results one node, and then
-one BUFFER: the second reads it, and gets a copy when the owner is written (see `_write`).
-"""
+"""`Tensor`: what users write. It builds graphs; the bound Runtime computes them."""
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import itertools
 import math
-import os
-import threading
-import weakref
-from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, ParamSpec, Self, TypeVar
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from tiny import random
 from tiny.dtype import (
@@ -42,138 +22,17 @@ from tiny.dtype import (
 from tiny.gradient import compute_gradient
 from tiny.helpers import TRAINING, Context, argfix, ceildiv, prod
 from tiny.mixin import CastsMixin
-from tiny.uop.ops import GroupOp, Ops, UOp
-from tiny.uop.runtime import recorder, recorders, runtime
+from tiny.storage import VIEWS, View, copied, live_views, memory_below, opened, realize
+from tiny.uop.ops import Ops, UOp
+from tiny.uop.runtime import runtime
 
 if TYPE_CHECKING:
     import numpy as np
 
 __all__ = ["Tensor"]
 
-P = ParamSpec("P")
-R = TypeVar("R")
-
-_VIEWS = GroupOp.Movement | {Ops.DETACH, Ops.BITCAST}
 _uniques = itertools.count()
 _ZERO = UOp.const(0, dtypes.int32)
-
-
-class _Storage:
-    """One value: `node` is what it is now, `device` where it is or will be.
-
-    `owner`: the BUFFER below belongs to it alone. `maker`: the mark of the capture in which it
-    was made. `holders` are told when a tensor moves to another storage.
-    """
-
-    __slots__ = ("__weakref__", "device", "holders", "maker", "node", "owner")
-
-    def __init__(self, node: UOp, device: str | None, owner: bool = False) -> None:
-        self.node = node
-        self.device = device
-        self.owner = owner
-        self.holders: weakref.WeakSet[Holders] | None = None
-        watching = recorder() if recorders else None
-        self.maker = None if watching is None else watching.token
-        if node.op is not Ops.BUFFER:
-            _changes.pending += 1
-
-
-class _Changes:
-    """`pending` grows whenever some storage comes to hold a value that is not in memory."""
-
-    pending = 0
-
-
-_changes = _Changes()
-
-# Threads build graphs at once, but take turns to write and to compute: what one of them computes
-# is looked for, and put in place, in the values of all.
-_turn = threading.RLock()
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_turn._at_fork_reinit)  # type: ignore[attr-defined]  # CPython's
-
-
-def in_turn(function: Callable[P, R]) -> Callable[P, R]:
-    """A function that one thread runs at a time, and no other one that is marked so meanwhile."""
-
-    @functools.wraps(function)
-    def alone(*args: P.args, **kwargs: P.kwargs) -> R:
-        with _turn:
-            return function(*args, **kwargs)
-
-    return alone
-
-
-# who owns a BUFFER, and who reads it without owning it
-_owners: weakref.WeakValueDictionary[UOp, _Storage] = weakref.WeakValueDictionary()
-_readers: weakref.WeakKeyDictionary[UOp, weakref.WeakSet[_Storage]] = weakref.WeakKeyDictionary()
-
-
-def _memory(node: UOp) -> UOp | None:
-    """The BUFFER whose contents a storage's node is, as they are or after writes; else None."""
-    chain = []
-    while node.op is Ops.AFTER and "memory" not in node.props:
-        chain.append(node)
-        node = node.src[0]
-    found = node.props["memory"] if node.op is Ops.AFTER else node
-    buffer = found if found is not None and found.op is Ops.BUFFER else None
-    for after in chain:  # noted, or ten thousand writes would take time squared
-        after.props["memory"] = buffer
-    return buffer
-
-
-def _split_view(uop: UOp) -> UOp:
-    """The value that a chain of movement is a view of."""
-    while uop.op in _VIEWS:
-        uop = uop.src[0]
-    return uop
-
-
-def _rebased(uop: UOp, old: UOp, new: UOp) -> UOp:
-    """A chain of movement over `old`, over `new` instead."""
-    chain = []
-    while uop is not old:
-        chain.append(uop)
-        uop = uop.src[0]
-    for step in reversed(chain):
-        new = step.replace(src=(new, *step.src[1:]))
-    return new
-
-
-def _is_view_of_memory(uop: UOp) -> bool:
-    """Whether reading this is reading a BUFFER, with nothing computed on the way."""
-    return _memory(_split_view(uop)) is not None
-
-
-def _opened(uop: UOp) -> tuple[_Storage, UOp, UOp]:
-    """A storage for a value given as a graph, its node, and the value as a view of it.
-
-    A view of memory gets the storage that this memory has, so that it can be written through.
-    """
-    root = _split_view(uop)
-    buffer = _memory(root)
-    if buffer is None:
-        return _Storage(uop, uop.device), uop, uop
-    owner = _owners.get(buffer)
-    if owner is not None and owner.node is root:
-        return owner, root, uop
-    storage = _Storage(root, buffer.arg.device)
-    _take_memory(storage, buffer)
-    return storage, root, uop
-
-
-def _take_memory(storage: _Storage, buffer: UOp) -> None:
-    """Note that a storage's value is in a BUFFER: as its owner if it has none, else as a reader."""
-    owner = _owners.setdefault(buffer, storage)
-    if owner is storage:
-        storage.owner = True
-    else:
-        _readers.setdefault(buffer, weakref.WeakSet()).add(storage)
-
-
-def _copied(uop: UOp) -> UOp:
-    """A value that no write changes: a copy, if this is a view of memory."""
-    return UOp(Ops.CONTIGUOUS, uop.dtype, (uop,)) if _is_view_of_memory(uop) else uop
 
 
 def _is_data(x: Any) -> bool:
@@ -181,7 +40,7 @@ def _is_data(x: Any) -> bool:
     return hasattr(x, "__array_interface__") and hasattr(x, "dtype")
 
 
-class Tensor(CastsMixin):
+class Tensor(View, CastsMixin):
     """A multi-dimensional array of one dtype, computed when its values are asked for.
 
     `data` is a number, a (nested) list of numbers, a NumPy array (copied), bytes (uint8, or the
@@ -189,12 +48,9 @@ class Tensor(CastsMixin):
     anything else. `device` is where it lives, by default where the runtime says.
     """
 
-    __slots__ = ("__weakref__", "_root", "_storage", "_uop", "grad", "requires_grad")
+    __slots__ = ()
     # so that NumPy's operators leave `array + tensor` to this class
     __array_ufunc__: ClassVar[None] = None
-
-    grad: Tensor | None
-    requires_grad: bool | None
 
     def __init__(
         self,
@@ -216,59 +72,12 @@ class Tensor(CastsMixin):
             uop = _from_data(data, device, to)
         if uop.dtype is dtypes.void or uop._shape is None:
             raise TypeError(f"Tensor: {uop.op!r} computes no value")
-        self._bind(*_opened(uop))
+        self._bind(*opened(uop))
         if device is not None and isinstance(data, UOp):
             self.replace(self.to(device))
         self.requires_grad = requires_grad
 
-    def _bind(self, storage: _Storage, root: UOp, uop: UOp) -> None:
-        self._storage, self._root, self._uop = storage, root, uop
-        self.grad, self.requires_grad = None, None
-        number = id(self)
-        _live[number] = weakref.ref(self, functools.partial(_live.pop, number))
-
-    @classmethod
-    def _view(cls, storage: _Storage, root: UOp, uop: UOp) -> Self:
-        """A tensor over a storage that is there, whose node `root` is."""
-        self = cls.__new__(cls)
-        self._bind(storage, root, uop)
-        return self
-
-    @classmethod
-    def _value(cls, uop: UOp, device: str | None) -> Self:
-        """A tensor with a storage of its own."""
-        return cls._view(_Storage(uop, device), uop, uop)
-
     # ------------------------------------------------------------ the protocol of the mixins
-
-    @property
-    def uop(self) -> UOp:
-        """The node of this tensor's value now."""
-        now = self._storage.node
-        if now is not self._root:
-            self._uop = _rebased(self._uop, self._root, now)
-            self._root = now
-        return self._uop
-
-    @uop.setter
-    def uop(self, new: UOp) -> None:
-        storage, root, self._uop = _opened(new)
-        self._move_to(storage, root)
-
-    @property
-    def dtype(self) -> DType:
-        """The element type."""
-        return self._uop.dtype
-
-    @property
-    def shape(self) -> tuple[Any, ...]:
-        """The sizes of the dimensions."""
-        return self._uop.shape
-
-    @property
-    def device(self) -> str | None:
-        """Where the values live or will be computed; None for constants until they are used."""
-        return self._storage.device
 
     def _node(
         self, op: Ops, dtype: DType, others: tuple[Tensor, ...] = (), arg: Any = None
@@ -284,7 +93,7 @@ class Tensor(CastsMixin):
                     )
                 device = theirs
         uop = UOp(op, dtype, (self.uop, *[o.uop for o in others]), arg)
-        if op in _VIEWS:
+        if op in VIEWS:
             return self._view(self._storage, self._root, uop)
         return self._value(uop, device)
 
@@ -642,7 +451,7 @@ class Tensor(CastsMixin):
     def contiguous(self) -> Self:
         """The values in memory of their own, in order; what already is stays."""
         if self.uop is self._storage.node and (
-            self.uop.op is Ops.CONTIGUOUS or _memory(self.uop) is not None
+            self.uop.op is Ops.CONTIGUOUS or memory_below(self.uop) is not None
         ):
             return self
         x = self._strong()
@@ -685,12 +494,6 @@ class Tensor(CastsMixin):
         self._move_to(x._storage, x._root)
         return self
 
-    def _move_to(self, storage: _Storage, root: UOp) -> None:
-        before, self._storage, self._root = self._storage, storage, root
-        if before.holders is not None and before is not storage:
-            for holders in list(before.holders):
-                holders.is_lost = True
-
     # ------------------------------------------------------------ writing
 
     def assign(self, x: Any) -> Self:
@@ -699,18 +502,8 @@ class Tensor(CastsMixin):
         All views of this tensor see it; what was computed before does not change.
         """
         value = self._value_to_write(x)
-        storage = self._storage
-        if value.uop is self.uop and value._storage is storage:
-            return self
-        watching = recorder()
-        outside = watching is not None and storage.maker is not watching.token
-        with _turn:
-            if self.uop is storage.node and _memory(storage.node) is None and not outside:
-                # a value without memory: another value in its place
-                storage.node, storage.device = _copied(value.uop), value.device or self.device
-                _changes.pending += 1
-                return self
-        self._write(value.uop)
+        if value.uop is not self.uop or value._storage is not self._storage:
+            self._assign(value.uop, value.device)
         return self
 
     def _value_to_write(self, x: Any) -> Tensor:
@@ -737,57 +530,6 @@ class Tensor(CastsMixin):
         if here is not None and theirs is not None and here != theirs:
             raise ValueError(f"assign: the value is on {theirs}, this tensor on {here}; move one")
         return value if value.shape == self.shape else value._broadcast_to(self.shape)
-
-    @in_turn
-    def _write(self, value: UOp) -> None:
-        """Make the next version of this storage's memory; first give it memory, if it has none."""
-        storage, old = self._storage, self._storage.node
-        buffer, watching = _memory(old), recorder()
-        if buffer is None or not storage.owner:
-            old = _give_memory(storage)
-            buffer = _memory(old)
-            assert buffer is not None
-            if watching is not None and storage.maker is not watching.token:
-                with watching.paused():  # a replay finds it in memory, as its next version
-                    _realize_storages([storage])
-                old = storage.node
-        # Others that read this memory hold the version of now, not what follows. They get a copy
-        # of it, which is taken before the write below is carried out.
-        for reader in list(_readers.pop(buffer, ())):
-            if reader is not storage and _memory(reader.node) is buffer:
-                reader.node = UOp(Ops.CONTIGUOUS, reader.node.dtype, (reader.node,))
-        target, value = self._writable(old, value)
-        storage.node = UOp(
-            Ops.AFTER, old.dtype, (old, UOp(Ops.STORE, dtypes.void, (target, value)))
-        )
-        _changes.pending += 1
-        if watching is not None:
-            watching.wrote(storage)
-
-    def _writable(self, old: UOp, value: UOp) -> tuple[UOp, UOp]:
-        """The view to write through, as movement only, and the value as the memory's dtype."""
-        chain, node = [], self.uop
-        while node is not old:
-            chain.append(node)
-            node = node.src[0]
-        target, padded = old, False
-        for step in reversed(chain):
-            if step.op is Ops.EXPAND:
-                raise ValueError(
-                    f"assign: this tensor of shape {self.shape} is an expanded view: several of "
-                    "its elements are one place in memory; write to a copy, .contiguous()"
-                )
-            padded = padded or step.op is Ops.PAD
-            if step.op in GroupOp.Movement:
-                target = UOp(step.op, old.dtype, (target, *step.src[1:]), step.arg)
-        if padded and _reads_padding(chain[::-1], old.shape):
-            raise ValueError(
-                f"assign: this tensor of shape {self.shape} is a padded view, and padding is not "
-                "memory; write to a copy, .contiguous()"
-            )
-        if value.dtype is not old.dtype:
-            value = UOp(Ops.BITCAST, old.dtype, (value,))
-        return target, value
 
     def __setitem__(self, indices: Any, v: Any) -> None:
         part = self[indices]
@@ -844,7 +586,7 @@ class Tensor(CastsMixin):
 
     def realize(self, *lst: Tensor) -> Self:
         """Compute this tensor and others now, and with them every write they depend on."""
-        _realize([self, *lst])
+        realize([self, *lst])
         return self
 
     def numpy(self) -> np.ndarray[Any, Any]:
@@ -925,7 +667,7 @@ class Tensor(CastsMixin):
                     f"gradient: the result does not depend on the tensor of shape {target.shape}, "
                     "or it was written to since, or nothing differentiable leads there"
                 )
-            results.append(self._value(_copied(result), target.device or self.device))
+            results.append(self._value(copied(result), target.device or self.device))
         return results
 
     def _gradients(self, targets: Sequence[UOp], gradient: Tensor | None) -> list[UOp | None]:
@@ -971,7 +713,7 @@ class Tensor(CastsMixin):
         nodes = set(self.uop.postorder())
         leaves = [
             t
-            for t in live_tensors()
+            for t in live_views()
             if t.requires_grad is not False
             and t.is_floating_point()
             and t.device is not None
@@ -982,7 +724,7 @@ class Tensor(CastsMixin):
         ):
             if result is None:
                 continue
-            new = self._value(_copied(result), tensor.device)
+            new = self._value(copied(result), tensor.device)
             tensor.grad = new if tensor.grad is None else tensor.grad + new
         return self
 
@@ -1032,16 +774,6 @@ class Tensor(CastsMixin):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _unpickled, (self.numpy(), self.dtype, self.device, self.requires_grad)
-
-
-# All tensors there are, by id: `==` of tensors is elementwise, so they can not be in a set. What
-# takes one out is C (the second argument of pop is the reference), since thousands come and go.
-_live: dict[int, weakref.ref[Tensor]] = {}
-
-
-def live_tensors() -> list[Tensor]:
-    """All tensors there are."""
-    return [t for found in list(_live.values()) if (t := found()) is not None]
 
 
 def _unpickled(
@@ -1154,468 +886,9 @@ def _all_ints(array: np.ndarray[Any, Any]) -> bool:
     return all(isinstance(v, int) for v in array.ravel())
 
 
-def _reads_padding(chain: Sequence[UOp], shape: tuple[int, ...]) -> bool:
-    """Whether a chain of movement over memory of that shape ends with some padding in it."""
-    import numpy as np
-
-    places = np.arange(prod(shape)).reshape(shape)
-    for step in chain:
-        if step.op is Ops.RESHAPE:
-            places = places.reshape(step.arg)
-        elif step.op is Ops.PERMUTE:
-            places = places.transpose(step.arg)
-        elif step.op is Ops.FLIP:
-            places = np.flip(places, step.arg)
-        elif step.op is Ops.SHRINK:
-            places = places[tuple(slice(begin, end) for begin, end in step.arg)]
-        elif step.op is Ops.PAD:
-            places = np.pad(places, step.arg, constant_values=-1)
-    return bool((places < 0).any())
-
-
 # ---------------------------------------------------------------- realising
-
-
-@in_turn
-def _realize(tensors: Sequence[Tensor]) -> None:
-    """Compute the storages of tensors, and tell all others.
-
-    Three things must come out as if every operation had run when it was written:
-    - A write on the way is carried out, so whoever holds that version now finds it in memory.
-    - Whoever was built before on the version that it overwrites must be computed too, in the same
-      go, since that version is gone afterwards; and so on for the writes that this carries out.
-    - What shares nodes with a computed graph shares the result.
-    """
-    live = live_tensors()
-    _realize_storages(_wanted(tensors, live), live)
-
-
-@in_turn
-def _realize_storages(wanted: Sequence[_Storage], live: Sequence[Tensor] = ()) -> None:
-    """Compute storages. `live` are all tensors, where the caller has their list."""
-    if not wanted:
-        return
-    live = live or live_tensors()
-    pending = _pending(live)
-    threads = threading.active_count() > 1
-    if threads:
-        _skip_writes_done(pending)
-    stale = _add_stale_readers(wanted, pending)
-    outputs = list(dict.fromkeys(s.node for s in (*wanted, *stale)))
-    results = runtime().realize(outputs, [s.node for s in stale])
-    if threads:  # others may have built on what was just computed, or be about to
-        for node, now in results.items():
-            if node.op is Ops.AFTER:
-                node.props["done"] = now
-        live = live_tensors()
-        pending = _pending(live)
-    before = UOp.sink(*[s.node for s in pending])
-    after = before.substitute(results, walk=True)
-    views: dict[int, UOp] = {}
-    for storage, node in zip(pending, after.src, strict=True):
-        if node is storage.node:
-            continue
-        storage.node = node
-        base = _split_view(node)
-        if base.op is Ops.BUFFER and (node is base or _is_rearranged(node)):
-            storage.device = base.arg.device
-            if node is base:
-                if not storage.owner:
-                    _take_memory(storage, base)
-            elif base not in _owners:
-                views[id(storage)] = base
-    # A value that came back as a rearranged BUFFER: its tensors become views of that memory.
-    for tensor in live:
-        base_of = views.get(id(tensor._storage))
-        if base_of is not None:
-            tensor._uop, tensor._root = tensor.uop, base_of
-    for storage in pending:
-        base_of = views.get(id(storage))
-        if base_of is not None:
-            storage.node = base_of
-            _take_memory(storage, base_of)
-
-
-def _storages(tensors: Iterable[Tensor]) -> list[_Storage]:
-    """The storages of tensors, each once."""
-    return list({id(t._storage): t._storage for t in tensors}.values())
-
-
-def _skip_writes_done(storages: Sequence[_Storage]) -> None:
-    """Leave out writes that another thread has carried out since a value was built on them."""
-    graph = UOp.sink(*[s.node for s in storages])
-    done = {
-        n: n.props["done"] for n in graph.postorder() if n.op is Ops.AFTER and "done" in n.props
-    }
-    if done:
-        for storage, node in zip(storages, graph.substitute(done, walk=True).src, strict=True):
-            storage.node = node
-
-
-def _pending(tensors: Iterable[Tensor]) -> list[_Storage]:
-    """The storages whose values are not in memory; none of what another thread captures."""
-    found = [s for s in _storages(tensors) if s.node.op not in (Ops.BUFFER, Ops.CONST)]
-    if not recorders:
-        return found
-    me = threading.get_ident()
-    foreign = {r.token for thread, r in list(recorders.items()) if thread != me}
-    return [s for s in found if s.maker not in foreign]
-
-
-def _is_rearranged(node: UOp) -> bool:
-    """Whether a chain of movement only reorders elements: each is there once."""
-    while node.op in (Ops.RESHAPE, Ops.PERMUTE, Ops.FLIP):
-        node = node.src[0]
-    return node.op is Ops.BUFFER
-
-
-def _wanted(tensors: Sequence[Tensor], live: Sequence[Tensor]) -> list[_Storage]:
-    """The storages to compute. A part of a value that nobody else sees is computed alone."""
-    wanted: dict[int, _Storage] = {}
-    shared: dict[int, int] | None = None
-    for tensor in tensors:
-        uop, storage = tensor.uop, tensor._storage
-        if 0 in uop.shape or uop.op is Ops.CONST or _split_view(uop).op is Ops.BUFFER:
-            continue
-        if any(not isinstance(size, int) for size in uop.shape):
-            raise ValueError(f"realize: the shape {uop.shape} is symbolic; slice to fixed sizes")
-        if uop is not storage.node and _memory(storage.node) is None:
-            if shared is None:
-                shared = {}
-                for t in live:
-                    shared[id(t._storage)] = shared.get(id(t._storage), 0) + 1
-            if shared[id(storage)] == 1:
-                storage = tensor._storage = _Storage(uop, storage.device)
-                tensor._root = uop
-        wanted[id(storage)] = storage
-    return list(wanted.values())
-
-
-def _add_stale_readers(wanted: Sequence[_Storage], pending: Sequence[_Storage]) -> list[_Storage]:
-    """The storages whose values read memory that computing the wanted ones overwrites."""
-    stale: list[_Storage] = []
-    taken = set(wanted)
-    rest = [s for s in pending if s not in taken]
-    if not rest:
-        return stale
-    after_op, buffer_op = Ops.AFTER, Ops.BUFFER
-    while True:
-        newest: dict[UOp, UOp] = {}
-        versions: dict[UOp, UOp] = {}
-        for node in UOp.sink(*[s.node for s in (*wanted, *stale)]).postorder():
-            op = node.op
-            if op is after_op or op is buffer_op:
-                buffer = _memory(node)
-                if buffer is not None:
-                    versions[node] = buffer
-                    if op is after_op:
-                        newest[buffer] = node  # sources come first: the last one is the newest
-        old = {node for node, b in versions.items() if b in newest and newest[b] is not node}
-        if not old:
-            return stale
-        kept = set(newest.values())
-        reads = set(old)
-        more_writes = False
-        for node in UOp.sink(*[s.node for s in rest]).postorder():
-            if node not in kept and not reads.isdisjoint(node.src):
-                reads.add(node)
-            more_writes = more_writes or (node.op is after_op and node not in versions)
-        found = [s for s in rest if s.node in reads]
-        if not found:
-            return stale
-        for storage in found:
-            if _split_view(storage.node) in old:  # nothing is computed: a copy must be made
-                storage.node = UOp(Ops.CONTIGUOUS, storage.node.dtype, (storage.node,))
-        stale += found
-        if not more_writes:  # nothing that they bring along overwrites anything else
-            return stale
-        taken.update(found)
-        rest = [s for s in rest if s not in taken]
 
 
 # ---------------------------------------------------------------- what captured steps need
 # A step that is captured reads and writes BUFFERs behind the backs of tensors when it is replayed.
 # It finds here what it has to know of them.
-
-
-@in_turn
-def settle() -> None:
-    """Compute all that is pending anywhere, and give every value memory that no other reads."""
-    live = live_tensors()
-    pending = {id(s) for s in _pending(live)}
-    fixed = [
-        t
-        for t in live
-        if id(t._storage) in pending and all(isinstance(size, int) for size in t.shape)
-    ]
-    try:
-        _realize(fixed)
-    except Exception:
-        # Whose value can not be computed will hear of it on reading it; it is no business of the
-        # step that is captured now. If that needs it too, it fails in the same way.
-        for tensor in fixed:
-            with contextlib.suppress(Exception):
-                _realize([tensor])
-    shared = []
-    for buffer, readers in list(_readers.items()):
-        for storage in list(readers):
-            if not storage.owner and storage.node is buffer:
-                _give_memory(storage)
-                shared.append(storage)
-    _realize_storages(shared)
-
-
-def _give_memory(storage: _Storage) -> UOp:
-    """Note that a storage's value goes to a BUFFER of its own: the AFTER that it is then."""
-    place = runtime().canonicalize_device(storage.device)
-    old = storage.node
-    buffer = runtime().empty(old.shape, old.dtype, place)
-    storage.owner = False
-    _take_memory(storage, buffer)
-    storage.device = place
-    store = UOp(Ops.STORE, dtypes.void, (buffer, old))
-    storage.node = UOp(Ops.AFTER, old.dtype, (buffer, store))
-    _changes.pending += 1
-    return storage.node
-
-
-@in_turn
-def realize_step(tensors: Sequence[Tensor], written: Iterable[_Storage]) -> None:
-    """Compute tensors, and carry out the writes to storages that are pending."""
-    live = live_tensors()
-    wanted = _wanted(tensors, live)
-    taken = set(wanted)
-    wanted += [s for s in dict.fromkeys(written) if s.node.op is Ops.AFTER and s not in taken]
-    _realize_storages(wanted, live)
-
-
-def pending_count() -> int:
-    """It has grown since another call if some value may be pending that was not then."""
-    return _changes.pending
-
-
-@in_turn
-def compute_readers(buffers: Collection[UOp], clean: weakref.WeakSet[UOp]) -> None:
-    """Compute every value that reads one of these BUFFERs: something else will be in them.
-
-    `clean` are graphs known to read none of them; it is added to.
-    """
-    found: list[_Storage] = []
-    for buffer in buffers if _readers else ():
-        for reader in list(_readers.pop(buffer, ())):
-            if not reader.owner and _memory(reader.node) is buffer:
-                reader.node = UOp(Ops.CONTIGUOUS, reader.node.dtype, (reader.node,))
-                found.append(reader)
-    taken = set(found)
-    for storage in _storages(live_tensors()):
-        node = storage.node
-        if node.op in (Ops.BUFFER, Ops.CONST) or storage in taken or node in clean:
-            continue
-        if not _reads(node, buffers, clean):
-            clean.add(node)
-            continue
-        if _split_view(node).op is Ops.BUFFER:  # nothing is computed: a copy must be made
-            storage.node = UOp(Ops.CONTIGUOUS, node.dtype, (node,))
-        found.append(storage)
-    _changes.pending += len(found)
-    _realize_storages(found)
-
-
-def _reads(root: UOp, buffers: Collection[UOp], clean: weakref.WeakSet[UOp]) -> bool:
-    """Whether a graph has one of these BUFFERs in it."""
-    stack, seen = [root], {root}
-    while stack:
-        for source in stack.pop().src:
-            if source.op is Ops.BUFFER:
-                if source in buffers:
-                    return True
-            elif source not in seen and source not in clean:
-                seen.add(source)
-                stack.append(source)
-    return False
-
-
-def memory_of(tensor: Tensor) -> tuple[UOp, int, bool] | None:
-    """Where the elements of a realised tensor lie in one piece and in order; None if they do not.
-
-    That is a BUFFER, how many of its elements come before, and whether it is all of them.
-    """
-    node = tensor.uop
-    if node.op is Ops.BUFFER:
-        return node, 0, True
-    chain = []
-    while node.op in _VIEWS:
-        chain.append(node)
-        node = node.src[0]
-    if node.op is not Ops.BUFFER:
-        return None
-    offset, shape = 0, node.shape
-    for step in reversed(chain):
-        if step.op is Ops.SHRINK:
-            sizes = [end - begin for begin, end in step.arg]
-            cut = [k for k, size in enumerate(sizes) if size != shape[k]]
-            if cut and any(size != 1 for size in sizes[: cut[-1]]):
-                return None
-            for k, (begin, _) in enumerate(step.arg):
-                offset += begin * prod(shape[k + 1 :])
-        elif step.op not in (Ops.RESHAPE, Ops.DETACH, Ops.BITCAST):
-            return None
-        shape = step.shape
-    return node, offset, prod(shape) == prod(node.shape)
-
-
-def own_memory(tensor: Tensor) -> UOp:
-    """The BUFFER of a realised tensor, which nobody else reads once `compute_readers` was called.
-
-    If the tensor only reads the memory of another one, it gets a copy first.
-    """
-    storage = tensor._storage
-    if not storage.owner:
-        _give_memory(storage)
-        _realize_storages([storage])
-    buffer = _memory(storage.node)
-    assert buffer is not None, "a realised tensor has memory"
-    return buffer
-
-
-def root_of(tensor: Tensor) -> UOp:
-    """What a tensor is a view of: a BUFFER, once it is realised."""
-    return _split_view(tensor.uop)
-
-
-def storage_number(tensor: Tensor) -> int:
-    """The same for views of one value, while that lives."""
-    return id(tensor._storage)
-
-
-def alias(tensor: Tensor) -> Tensor:
-    """Another tensor of the same storage."""
-    other = Tensor._view(tensor._storage, tensor._root, tensor._uop)
-    other.requires_grad = tensor.requires_grad
-    return other
-
-
-@in_turn
-def made_by(token: object) -> list[Tensor]:
-    """The tensors whose values were computed under the recorder with that token."""
-    return [
-        t
-        for t in live_tensors()
-        if t._storage.maker is token and t._storage.node.op is not Ops.CONST
-    ]
-
-
-_Chain = tuple[tuple[Ops, DType, Any, tuple[UOp, ...]], ...]
-
-
-def _chain(uop: UOp, root: UOp) -> _Chain:
-    """The steps from a node to a view of it, without the node."""
-    steps = []
-    while uop is not root:
-        steps.append((uop.op, uop.dtype, uop.arg, uop.src[1:]))
-        uop = uop.src[0]
-    return tuple(reversed(steps))
-
-
-def _applied(chain: _Chain, node: UOp) -> UOp:
-    for op, dtype, arg, sizes in chain:
-        node = UOp(op, dtype, (node, *sizes), arg)
-    return node
-
-
-class Recipe:
-    """How to make tensors like some realised ones, over other memory.
-
-    Values made under the recorder with `token` are made anew; `bases` are the BUFFERs that they
-    are in. Tensors of storages from outside are views of those, as they were; `outside` are the
-    BUFFERs that they are in.
-    """
-
-    def __init__(self, tensors: Sequence[Tensor], token: object) -> None:
-        self.bases: list[UOp] = []
-        self.outside: list[UOp] = []
-        self._storages: list[tuple[int, _Chain, UOp | None, str | None]] = []
-        self._tensors: list[tuple[int, weakref.ref[_Storage] | None, _Chain, bool | None]] = []
-        numbers: dict[int, int] = {}
-        for t in tensors:
-            uop, storage = t.uop, t._storage
-            chain = _chain(uop, storage.node)
-            if storage.maker is not token:
-                self.outside.append(_split_view(uop))
-                self._tensors.append((-1, weakref.ref(storage), chain, t.requires_grad))
-                continue
-            if id(storage) not in numbers:
-                numbers[id(storage)] = len(self._storages)
-                self._storages.append(self._recipe(storage))
-            self._tensors.append((numbers[id(storage)], None, chain, t.requires_grad))
-
-    def _recipe(self, storage: _Storage) -> tuple[int, _Chain, UOp | None, str | None]:
-        base = _split_view(storage.node)
-        if base.op is Ops.BUFFER and base not in self.bases:
-            self.bases.append(base)
-        if base.op is Ops.BUFFER:
-            return self.bases.index(base), _chain(storage.node, base), None, storage.device
-        if base.op is not Ops.CONST:  # no elements, so it was not computed
-            zero = UOp.const(0, storage.node.dtype)
-            return -1, (), UOp(Ops.EXPAND, zero.dtype, (zero,), storage.node.shape), storage.device
-        return -1, (), storage.node, storage.device
-
-    def is_complete(self) -> bool:
-        """Whether the storages from outside are all there."""
-        return all(kept() is not None for _, kept, _, _ in self._tensors if kept is not None)
-
-    def make(self, bases: Sequence[UOp]) -> list[Tensor]:
-        """The tensors, over these BUFFERs."""
-        storages = []
-        for number, chain, constant, device in self._storages:
-            if constant is not None:
-                storages.append(_Storage(constant, device))
-                continue
-            storage = _Storage(_applied(chain, bases[number]), device)
-            if not chain:
-                _take_memory(storage, bases[number])
-            storages.append(storage)
-        made = []
-        for number, kept, chain, requires_grad in self._tensors:
-            found = storages[number] if kept is None else kept()
-            assert found is not None, "is_complete says whether it is there"
-            tensor = Tensor._view(found, found.node, _applied(chain, found.node))
-            tensor.requires_grad = requires_grad
-            made.append(tensor)
-        return made
-
-
-class Holders:
-    """What a capture keeps of the tensors that it reads or writes: whether they are still those.
-
-    `is_lost` once one has died or has become another one.
-    """
-
-    def __init__(self, tensors: Iterable[Tensor]) -> None:
-        self.is_lost = False
-        this = weakref.ref(self)
-
-        def lose(_: object) -> None:
-            holders = this()
-            if holders is not None:
-                holders.is_lost = True
-
-        tensors = list(tensors)
-        self._tensors = [weakref.ref(t, lose) for t in tensors]
-        self._storages = [(weakref.ref(s), s.node) for s in _storages(tensors)]
-        for tensor in tensors:
-            storage = tensor._storage
-            if storage.holders is None:
-                storage.holders = weakref.WeakSet()
-            storage.holders.add(self)
-
-    @in_turn
-    def settle(self) -> None:
-        """Carry out writes that are pending, so that the memory of each tensor holds its value."""
-        for kept, node in self._storages:
-            storage = kept()
-            if storage is not None and storage.node is not node and storage.node.op is Ops.AFTER:
-                _realize_storages([storage])
-            if storage is None or storage.node is not node:
-                self.is_lost = True
-                return

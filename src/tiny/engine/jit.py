@@ -19,6 +19,19 @@ import numpy as np
 from tiny.device import Buffer, Device
 from tiny.dtype import DType, _to_np_dtype, dtypes
 from tiny.engine.capture import Capture, Recording
+from tiny.engine.holders import (
+    Holders,
+    Recipe,
+    alias,
+    compute_readers,
+    made_by,
+    memory_of,
+    own_memory,
+    realize_step,
+    root_of,
+    settle,
+    storage_number,
+)
 from tiny.engine.memory import Stale, buffer_node, buffer_of
 from tiny.helpers import (
     DEFAULT_FLOAT,
@@ -31,23 +44,8 @@ from tiny.helpers import (
     TRAINING,
     ContextVar,
 )
-from tiny.tensor import (
-    Holders,
-    Recipe,
-    Tensor,
-    alias,
-    compute_readers,
-    in_turn,
-    live_tensors,
-    made_by,
-    memory_of,
-    own_memory,
-    pending_count,
-    realize_step,
-    root_of,
-    settle,
-    storage_number,
-)
+from tiny.storage import in_turn, live_views, pending_count
+from tiny.tensor import Tensor
 from tiny.uop.ops import Ops, UOp
 from tiny.uop.runtime import JitError, recorder, runtime
 
@@ -402,7 +400,7 @@ def _capture(
     arguments = _Arguments(signature.tensors)
     nodes = [_copy_of(t) for t in arguments.tensors]
     given = [_substitute(t, nodes[k]) for t, k in zip(signature.tensors, arguments.of, strict=True)]
-    gradients = [(weakref.ref(t), root_of(t.grad)) for t in live_tensors() if t.grad is not None]
+    gradients = [(weakref.ref(t), root_of(t.grad)) for t in live_views() if t.grad is not None]
     rest = iter(given)
 
     def substitute(leaf: Any) -> Any:
@@ -474,7 +472,7 @@ def _hold(capture: Capture, gradients: Sequence[tuple[weakref.ref[Tensor], UOp]]
     """The tensors that a capture reads and writes without being given them."""
     wanted: dict[UOp, list[Tensor]] = {node: [] for node in (*capture.read, *capture.written)}
     views: dict[UOp, list[Tensor]] = {node: [] for node in wanted}
-    for tensor in live_tensors():
+    for tensor in live_views():
         uop = tensor.uop
         if uop in wanted:
             wanted[uop].append(tensor)
@@ -506,7 +504,7 @@ def _escaped(
     mine = {id(t) for t in results}
 
     def leftovers() -> tuple[list[Tensor], list[Tensor]]:
-        owners = {id(t.grad): t for t in live_tensors() if t.grad is not None}
+        owners = {id(t.grad): t for t in live_views() if t.grad is not None}
         left = [t for t in made_by(token) if id(t) not in mine]
         left += [t for t in (found() for found in given) if t is not None]
         return [owners[id(t)] for t in left if id(t) in owners], [

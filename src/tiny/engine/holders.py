@@ -1,0 +1,296 @@
+"""What captured steps need to know of tensors.
+
+A step that is captured reads and writes BUFFERs behind the backs of tensors when it is replayed.
+It finds here which tensors those are, and makes its results look as if Python had run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any
+
+from tiny.dtype import DType
+from tiny.helpers import prod
+from tiny.storage import (
+    VIEWS,
+    Storage,
+    give_memory,
+    in_turn,
+    live_views,
+    memory_below,
+    note_pending,
+    pending_storages,
+    readers_of,
+    realize,
+    realize_storages,
+    split_view,
+    storages_of,
+    take_memory,
+    wanted_storages,
+)
+from tiny.tensor import Tensor
+from tiny.uop.ops import Ops, UOp
+
+
+@in_turn
+def settle() -> None:
+    """Compute all that is pending anywhere, and give every value memory that no other reads."""
+    live = live_views()
+    pending = {id(s) for s in pending_storages(live)}
+    fixed = [
+        t
+        for t in live
+        if id(t._storage) in pending and all(isinstance(size, int) for size in t.shape)
+    ]
+    try:
+        realize(fixed)
+    except Exception:
+        # Whose value can not be computed will hear of it on reading it; it is no business of the
+        # step that is captured now. If that needs it too, it fails in the same way.
+        for tensor in fixed:
+            with contextlib.suppress(Exception):
+                realize([tensor])
+    shared = []
+    for buffer, readers in list(readers_of.items()):
+        for storage in list(readers):
+            if not storage.owner and storage.node is buffer:
+                give_memory(storage)
+                shared.append(storage)
+    realize_storages(shared)
+
+
+@in_turn
+def realize_step(tensors: Sequence[Tensor], written: Iterable[Storage]) -> None:
+    """Compute tensors, and carry out the writes to storages that are pending."""
+    live = live_views()
+    wanted = wanted_storages(tensors, live)
+    taken = set(wanted)
+    wanted += [s for s in dict.fromkeys(written) if s.node.op is Ops.AFTER and s not in taken]
+    realize_storages(wanted, live)
+
+
+@in_turn
+def compute_readers(buffers: Collection[UOp], clean: weakref.WeakSet[UOp]) -> None:
+    """Compute every value that reads one of these BUFFERs: something else will be in them.
+
+    `clean` are graphs known to read none of them; it is added to.
+    """
+    found: list[Storage] = []
+    for buffer in buffers if readers_of else ():
+        for reader in list(readers_of.pop(buffer, ())):
+            if not reader.owner and memory_below(reader.node) is buffer:
+                reader.node = UOp(Ops.CONTIGUOUS, reader.node.dtype, (reader.node,))
+                found.append(reader)
+    taken = set(found)
+    for storage in storages_of(live_views()):
+        node = storage.node
+        if node.op in (Ops.BUFFER, Ops.CONST) or storage in taken or node in clean:
+            continue
+        if not _reads(node, buffers, clean):
+            clean.add(node)
+            continue
+        if split_view(node).op is Ops.BUFFER:  # nothing is computed: a copy must be made
+            storage.node = UOp(Ops.CONTIGUOUS, node.dtype, (node,))
+        found.append(storage)
+    note_pending(len(found))
+    realize_storages(found)
+
+
+def _reads(root: UOp, buffers: Collection[UOp], clean: weakref.WeakSet[UOp]) -> bool:
+    """Whether a graph has one of these BUFFERs in it."""
+    stack, seen = [root], {root}
+    while stack:
+        for source in stack.pop().src:
+            if source.op is Ops.BUFFER:
+                if source in buffers:
+                    return True
+            elif source not in seen and source not in clean:
+                seen.add(source)
+                stack.append(source)
+    return False
+
+
+def memory_of(tensor: Tensor) -> tuple[UOp, int, bool] | None:
+    """Where the elements of a realised tensor lie in one piece and in order; None if they do not.
+
+    That is a BUFFER, how many of its elements come before, and whether it is all of them.
+    """
+    node = tensor.uop
+    if node.op is Ops.BUFFER:
+        return node, 0, True
+    chain = []
+    while node.op in VIEWS:
+        chain.append(node)
+        node = node.src[0]
+    if node.op is not Ops.BUFFER:
+        return None
+    offset, shape = 0, node.shape
+    for step in reversed(chain):
+        if step.op is Ops.SHRINK:
+            sizes = [end - begin for begin, end in step.arg]
+            cut = [k for k, size in enumerate(sizes) if size != shape[k]]
+            if cut and any(size != 1 for size in sizes[: cut[-1]]):
+                return None
+            for k, (begin, _) in enumerate(step.arg):
+                offset += begin * prod(shape[k + 1 :])
+        elif step.op not in (Ops.RESHAPE, Ops.DETACH, Ops.BITCAST):
+            return None
+        shape = step.shape
+    return node, offset, prod(shape) == prod(node.shape)
+
+
+def own_memory(tensor: Tensor) -> UOp:
+    """The BUFFER of a realised tensor, which nobody else reads once `compute_readers` was called.
+
+    If the tensor only reads the memory of another one, it gets a copy first.
+    """
+    storage = tensor._storage
+    if not storage.owner:
+        give_memory(storage)
+        realize_storages([storage])
+    buffer = memory_below(storage.node)
+    assert buffer is not None, "a realised tensor has memory"
+    return buffer
+
+
+def root_of(tensor: Tensor) -> UOp:
+    """What a tensor is a view of: a BUFFER, once it is realised."""
+    return split_view(tensor.uop)
+
+
+def storage_number(tensor: Tensor) -> int:
+    """The same for views of one value, while that lives."""
+    return id(tensor._storage)
+
+
+def alias(tensor: Tensor) -> Tensor:
+    """Another tensor of the same storage."""
+    other = Tensor._view(tensor._storage, tensor._root, tensor._uop)
+    other.requires_grad = tensor.requires_grad
+    return other
+
+
+@in_turn
+def made_by(token: object) -> list[Tensor]:
+    """The tensors whose values were computed under the recorder with that token."""
+    return [
+        t for t in live_views() if t._storage.maker is token and t._storage.node.op is not Ops.CONST
+    ]
+
+
+_Chain = tuple[tuple[Ops, DType, Any, tuple[UOp, ...]], ...]
+
+
+def _chain(uop: UOp, root: UOp) -> _Chain:
+    """The steps from a node to a view of it, without the node."""
+    steps = []
+    while uop is not root:
+        steps.append((uop.op, uop.dtype, uop.arg, uop.src[1:]))
+        uop = uop.src[0]
+    return tuple(reversed(steps))
+
+
+def _applied(chain: _Chain, node: UOp) -> UOp:
+    for op, dtype, arg, sizes in chain:
+        node = UOp(op, dtype, (node, *sizes), arg)
+    return node
+
+
+class Recipe:
+    """How to make tensors like some realised ones, over other memory.
+
+    Values made under the recorder with `token` are made anew; `bases` are the BUFFERs that they
+    are in. Tensors of storages from outside are views of those, as they were; `outside` are the
+    BUFFERs that they are in.
+    """
+
+    def __init__(self, tensors: Sequence[Tensor], token: object) -> None:
+        self.bases: list[UOp] = []
+        self.outside: list[UOp] = []
+        self._storages: list[tuple[int, _Chain, UOp | None, str | None]] = []
+        self._tensors: list[tuple[int, weakref.ref[Storage] | None, _Chain, bool | None]] = []
+        numbers: dict[int, int] = {}
+        for t in tensors:
+            uop, storage = t.uop, t._storage
+            chain = _chain(uop, storage.node)
+            if storage.maker is not token:
+                self.outside.append(split_view(uop))
+                self._tensors.append((-1, weakref.ref(storage), chain, t.requires_grad))
+                continue
+            if id(storage) not in numbers:
+                numbers[id(storage)] = len(self._storages)
+                self._storages.append(self._recipe(storage))
+            self._tensors.append((numbers[id(storage)], None, chain, t.requires_grad))
+
+    def _recipe(self, storage: Storage) -> tuple[int, _Chain, UOp | None, str | None]:
+        base = split_view(storage.node)
+        if base.op is Ops.BUFFER and base not in self.bases:
+            self.bases.append(base)
+        if base.op is Ops.BUFFER:
+            return self.bases.index(base), _chain(storage.node, base), None, storage.device
+        if base.op is not Ops.CONST:  # no elements, so it was not computed
+            zero = UOp.const(0, storage.node.dtype)
+            return -1, (), UOp(Ops.EXPAND, zero.dtype, (zero,), storage.node.shape), storage.device
+        return -1, (), storage.node, storage.device
+
+    def is_complete(self) -> bool:
+        """Whether the storages from outside are all there."""
+        return all(kept() is not None for _, kept, _, _ in self._tensors if kept is not None)
+
+    def make(self, bases: Sequence[UOp]) -> list[Tensor]:
+        """The tensors, over these BUFFERs."""
+        storages = []
+        for number, chain, constant, device in self._storages:
+            if constant is not None:
+                storages.append(Storage(constant, device))
+                continue
+            storage = Storage(_applied(chain, bases[number]), device)
+            if not chain:
+                take_memory(storage, bases[number])
+            storages.append(storage)
+        made = []
+        for number, kept, chain, requires_grad in self._tensors:
+            found = storages[number] if kept is None else kept()
+            assert found is not None, "is_complete says whether it is there"
+            tensor = Tensor._view(found, found.node, _applied(chain, found.node))
+            tensor.requires_grad = requires_grad
+            made.append(tensor)
+        return made
+
+
+class Holders:
+    """What a capture keeps of the tensors that it reads or writes: whether they are still those.
+
+    `is_lost` once one has died or has become another one.
+    """
+
+    def __init__(self, tensors: Iterable[Tensor]) -> None:
+        self.is_lost = False
+        this = weakref.ref(self)
+
+        def lose(_: object) -> None:
+            holders = this()
+            if holders is not None:
+                holders.is_lost = True
+
+        tensors = list(tensors)
+        self._tensors = [weakref.ref(t, lose) for t in tensors]
+        self._storages = [(weakref.ref(s), s.node) for s in storages_of(tensors)]
+        for tensor in tensors:
+            storage = tensor._storage
+            if storage.holders is None:
+                storage.holders = weakref.WeakSet()
+            storage.holders.add(self)
+
+    @in_turn
+    def settle(self) -> None:
+        """Carry out writes that are pending, so that the memory of each tensor holds its value."""
+        for kept, node in self._storages:
+            storage = kept()
+            if storage is not None and storage.node is not node and storage.node.op is Ops.AFTER:
+                realize_storages([storage])
+            if storage is None or storage.node is not node:
+                self.is_lost = True
+                return
