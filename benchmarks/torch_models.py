@@ -47,6 +47,45 @@ def conv_net() -> nn.Sequential:
     )
 
 
+class Residual(nn.Module):
+    """`tiny.bench.models.Residual`."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Conv2d(inputs, outputs, 3, stride=stride, padding=1, bias=False),
+            nn.BatchNorm2d(outputs),
+            nn.ReLU(inplace=True),
+            nn.Conv2d(outputs, outputs, 3, padding=1, bias=False),
+            nn.BatchNorm2d(outputs),
+        )
+        self.shortcut = nn.Sequential()
+        if stride != 1 or inputs != outputs:
+            self.shortcut = nn.Sequential(
+                nn.Conv2d(inputs, outputs, 1, stride=stride, bias=False), nn.BatchNorm2d(outputs)
+            )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.relu(self.layers(x) + self.shortcut(x), inplace=True)
+
+
+def resnet18() -> nn.Sequential:
+    """`tiny.bench.models.resnet18`. What can be done in place is, as users of PyTorch write it."""
+    blocks, inputs = [], 64
+    for outputs, stride in ((64, 1), (128, 2), (256, 2), (512, 2)):
+        blocks += [Residual(inputs, outputs, stride), Residual(outputs, outputs, 1)]
+        inputs = outputs
+    return nn.Sequential(
+        nn.Conv2d(3, 64, 7, stride=2, padding=3, bias=False),
+        nn.BatchNorm2d(64),
+        nn.ReLU(inplace=True),
+        nn.MaxPool2d(3, stride=2, padding=1),
+        *blocks,
+        nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten()),
+        nn.Linear(512, 1000),
+    )
+
+
 def set_weights(net: nn.Sequential, seed: int = 0) -> None:
     """Give a network the weights that its twin gets."""
     state = net.state_dict()
@@ -56,10 +95,21 @@ def set_weights(net: nn.Sequential, seed: int = 0) -> None:
 
 
 def training_step(
-    net: nn.Sequential, x: np.ndarray, y: np.ndarray, lr: float = 1e-3
+    net: nn.Sequential,
+    x: np.ndarray,
+    y: np.ndarray,
+    lr: float = 1e-3,
+    momentum: float | None = None,
 ) -> Callable[[], float]:
-    """A function that trains one step with Adam on the cross-entropy of a batch; the loss."""
-    optimizer = torch.optim.Adam(net.parameters(), lr=lr)
+    """A function that trains one step on the cross-entropy of a batch; the loss.
+
+    The optimizer is Adam, or with `momentum` SGD.
+    """
+    optimizer: torch.optim.Optimizer
+    if momentum is None:
+        optimizer = torch.optim.Adam(net.parameters(), lr=lr)
+    else:
+        optimizer = torch.optim.SGD(net.parameters(), lr=lr, momentum=momentum)
     images = torch.from_numpy(x).to(next(net.parameters()).dtype)
     labels = torch.from_numpy(y).long()
 

@@ -68,14 +68,69 @@ def conv_net(lib: Any) -> Network:
     )
 
 
+class Residual:
+    """Two 3x3 convolutions beside a shortcut, added and cut off below 0 (He et al., 2015).
+
+    (N, inputs, H, W) -> (N, outputs, H / stride, W / stride). Where sizes differ the shortcut is a
+    1x1 convolution.
+    """
+
+    def __init__(self, lib: Any, inputs: int, outputs: int, stride: int) -> None:
+        nn = lib.nn
+        self.layers = [
+            nn.Conv2d(inputs, outputs, 3, stride=stride, padding=1, bias=False),
+            nn.BatchNorm(outputs),
+            lib.Tensor.relu,
+            nn.Conv2d(outputs, outputs, 3, padding=1, bias=False),
+            nn.BatchNorm(outputs),
+        ]
+        self.shortcut: list[Callable[[Any], Any]] = []
+        if stride != 1 or inputs != outputs:
+            self.shortcut = [
+                nn.Conv2d(inputs, outputs, 1, stride=stride, bias=False),
+                nn.BatchNorm(outputs),
+            ]
+
+    def __call__(self, x: Any) -> Any:
+        y, beside = x, x
+        for layer in self.layers:
+            y = layer(y)
+        for layer in self.shortcut:
+            beside = layer(beside)
+        return (y + beside).relu()
+
+
+def resnet18(lib: Any) -> Network:
+    """ResNet-18 (He et al., 2015): (N, 3, 224, 224) -> (N, 1000), 11.7 million weights."""
+    nn, tensor = lib.nn, lib.Tensor
+    blocks, inputs = [], 64
+    for outputs, stride in ((64, 1), (128, 2), (256, 2), (512, 2)):
+        blocks.append(Residual(lib, inputs, outputs, stride))
+        blocks.append(Residual(lib, outputs, outputs, 1))
+        inputs = outputs
+    return Network(
+        [
+            nn.Conv2d(3, 64, 7, stride=2, padding=3, bias=False),
+            nn.BatchNorm(64),
+            tensor.relu,
+            lambda x: x.max_pool2d(kernel_size=(3, 3), stride=2, padding=1),
+            *blocks,
+            lambda x: x.mean((2, 3)),
+            nn.Linear(512, 1000),
+        ]
+    )
+
+
 def _flatten(x: Any) -> Any:
     return x.reshape(x.shape[0], -1)
 
 
-def images(batch: int = BATCH, size: int = 28, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Fixed random images (batch, 1, size, size) in float64, and their labels, int32 below 10."""
+def images(
+    batch: int = BATCH, size: int = 28, seed: int = 0, channels: int = 1
+) -> tuple[np.ndarray, np.ndarray]:
+    """Fixed random images (batch, channels, size, size), float64, and labels, int32 below 10."""
     rng = np.random.default_rng(seed)
-    x = rng.standard_normal((batch, 1, size, size))
+    x = rng.standard_normal((batch, channels, size, size))
     return x, rng.integers(0, 10, batch).astype(np.int32)
 
 
@@ -104,16 +159,25 @@ def set_weights(lib: Any, net: Any, seed: int = 0) -> None:
 
 
 def training_step(
-    lib: Any, net: Any, x: np.ndarray, y: np.ndarray, lr: float = 1e-3, jit: bool = False
+    lib: Any,
+    net: Any,
+    x: np.ndarray,
+    y: np.ndarray,
+    lr: float = 1e-3,
+    jit: bool = False,
+    momentum: float | None = None,
 ) -> Callable[[], float]:
-    """A function that trains one step with Adam on the cross-entropy of a batch; the loss.
+    """A function that trains one step on the cross-entropy of a batch; the loss.
 
-    The images take the dtype of the first parameter. All that the step changes is realized
-    with the loss: parameters, the optimizer's state, running statistics. With `jit` the library's
-    TinyJit runs it, given images and labels.
+    The optimizer is Adam, or with `momentum` SGD. The images take the dtype of the first
+    parameter. All that the step changes is realized with the loss: parameters, the optimizer's
+    state, running statistics. With `jit` the library's TinyJit runs it, given images and labels.
     """
     parameters = lib.nn.state.get_parameters(net)
-    optimizer = lib.nn.optim.Adam(parameters, lr=lr)
+    if momentum is None:
+        optimizer = lib.nn.optim.Adam(parameters, lr=lr)
+    else:
+        optimizer = lib.nn.optim.SGD(parameters, lr=lr, momentum=momentum)
     state = lib.nn.state.get_state_dict(net).values()
     statistics = [t for t in state if not any(t is p for p in optimizer.params)]
     images_ = lib.Tensor(x).cast(optimizer.params[0].dtype).realize()
