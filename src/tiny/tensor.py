@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from tiny import random
+from tiny._core.build import binary, select
 from tiny.dtype import (
     DType,
     DTypeLike,
@@ -83,19 +84,48 @@ class Tensor(View, CastsMixin):
         self, op: Ops, dtype: DType, others: tuple[Tensor, ...] = (), arg: Any = None
     ) -> Self:
         device = self._storage.device
-        for other in others:
-            theirs = other._storage.device
-            if theirs is not None and theirs != device:
-                if device is not None:
-                    raise ValueError(
-                        f"{op.name.lower()}: one operand is on {device} and one on {theirs}; "
-                        f'move one, with .to("{device}") say'
-                    )
-                device = theirs
-        uop = UOp(op, dtype, (self.uop, *[o.uop for o in others]), arg)
+        if not others:
+            uop = UOp(op, dtype, (self.uop,), arg)
+        else:
+            for other in others:
+                theirs = other._storage.device
+                if theirs is not None and theirs != device:
+                    if device is not None:
+                        raise ValueError(
+                            f"{op.name.lower()}: one operand is on {device} and one on {theirs}; "
+                            f'move one, with .to("{device}") say'
+                        )
+                    device = theirs
+            uop = UOp(op, dtype, (self.uop, *[o.uop for o in others]), arg)
         if op in VIEWS:
             return self._view(self._storage, self._root, uop)
         return self._value(uop, device)
+
+    def _binop(self, op: Ops, x: Any, reverse: bool) -> Self:
+        device, other = self._storage.device, x
+        if isinstance(x, Tensor):
+            other, theirs = x.uop, x._storage.device
+            if device is None:
+                device = theirs
+            elif theirs is not None and theirs != device:
+                return super()._binop(op, x, reverse)
+        uop = binary(op, self.uop, other, reverse)
+        return super()._binop(op, x, reverse) if uop is None else self._value(uop, device)
+
+    def where(self, x: Any, y: Any) -> Self:
+        """x where this condition is true, y elsewhere. TypeError if the condition is not bool."""
+        device, values = self._storage.device, []
+        for value in (x, y):
+            if isinstance(value, Tensor):
+                theirs = value._storage.device
+                if device is None:
+                    device = theirs
+                elif theirs is not None and theirs != device:
+                    return super().where(x, y)
+                value = value.uop
+            values.append(value)
+        uop = select(self.uop, *values)
+        return super().where(x, y) if uop is None else self._value(uop, device)
 
     def _move(self, op: Ops, arg: Any, sizes: tuple[Any, ...] = ()) -> Self:
         source = self._strong()
@@ -159,7 +189,8 @@ class Tensor(View, CastsMixin):
         sizes = _sizes("empty", argfix(*shape))
         to = dtypes.default_float if dtype is None else strong_dtype(to_dtype(dtype))
         place = runtime().canonicalize_device(device)
-        return cls(runtime().empty(sizes, to, place), requires_grad=requires_grad)
+        memory = runtime().empty(tuple([most(size) for size in sizes]), to, place)
+        return cls(front_of(memory, sizes), requires_grad=requires_grad)
 
     @classmethod
     def full(
@@ -179,7 +210,8 @@ class Tensor(View, CastsMixin):
         to = strong_dtype(dtypes.from_py(fill_value) if dtype is None else to_dtype(dtype))
         if not buffer:
             value = _leaf(fill_value, to)
-            wide = UOp(Ops.EXPAND, to, (value,), sizes) if sizes else value
+            static, symbolic = split_sizes(sizes)
+            wide = UOp(Ops.EXPAND, to, (value, *symbolic), static) if sizes else value
             return cls(wide, requires_grad=requires_grad)
         result = cls.empty(sizes, device=device, dtype=to, requires_grad=requires_grad)
         return result.assign(result._scalar(fill_value, to))
@@ -232,7 +264,9 @@ class Tensor(View, CastsMixin):
         begin, end = (0, start) if stop is None else (start, stop)
         if step == 0:
             raise ValueError("arange: step must not be 0")
-        whole = all(isinstance(v, int) for v in (begin, end, step))
+        whole = all(isinstance(v, int | UOp) for v in (begin, end, step))
+        if any(isinstance(v, UOp) for v in (begin, end, step)):
+            return cls._symbolic_arange(begin, end, step, dtype)._placed(kwargs)
         to = dtypes.default_int if whole else dtypes.default_float
         to = to if dtype is None else strong_dtype(to_dtype(dtype))
         count = max(0, ceildiv(end - begin, step) if whole else math.ceil((end - begin) / step))
@@ -246,6 +280,30 @@ class Tensor(View, CastsMixin):
             x = x.cast(_at_least_float32(to))
         x = x if step == 1 else x * step
         return (x + begin if begin else x).cast(to)._placed(kwargs)
+
+    @classmethod
+    def _symbolic_arange(cls, begin: Any, end: Any, step: Any, dtype: DTypeLike | None) -> Self:
+        """From begin to end, of which one is an expression of Variables, in steps."""
+        if not all(isinstance(v, int | UOp) for v in (begin, end)) or not isinstance(step, int):
+            raise ValueError(
+                f"arange: with a Variable, start and stop are integers and step is an int, got "
+                f"{begin}, {end} and {step}"
+            )
+        begin, distance = settled(begin), difference(end, begin)
+        count = settled(ceildiv(distance, step) if step > 0 else ceildiv(-distance, -step))
+        if not is_at_most(0, count):
+            raise ValueError(
+                f"arange: that {end} does not lie before {begin}, in steps of {step}, is not known "
+                "for all values of the Variables; give them narrower bounds"
+            )
+        to = dtypes.default_int if dtype is None else strong_dtype(to_dtype(dtype))
+        ends = [least(begin), most(begin), least(end), most(end)]
+        if dtypes.is_int(to) and not (to.min <= min(ends) and max(ends) <= to.max):
+            raise ValueError(f"arange: {begin} to {end} does not fit into {to}; pass a wider dtype")
+        x = cls._value(_ZERO, None)._places(count)
+        x = x.cast(dtypes.int32 if max(map(abs, ends)) < 2**31 else dtypes.int64)
+        x = x if step == 1 else x * step
+        return (x if begin is 0 else x + begin).cast(to)  # noqa: F632
 
     def _placed(self, kwargs: dict[str, Any]) -> Self:
         """The keywords that every constructor takes, on a computed tensor."""
@@ -311,12 +369,13 @@ class Tensor(View, CastsMixin):
         if not dtypes.is_float(to) or to in dtypes.weaks:
             raise ValueError(f"rand: the dtype must be a float of a fixed size, got {to}")
         place = runtime().canonicalize_device(device)
-        words = ceildiv(prod(sizes) * to.itemsize, 4)
-        if words >= 2**32:
+        numel = product(sizes)
+        words = settled(ceildiv(numel * to.itemsize, 4))
+        if most(words) >= 2**32:
             raise ValueError(f"rand: {sizes} of {to} needs {4 * words} random bytes; draw in parts")
         bits = cls._random_words(place, words)
         unsigned = {1: dtypes.uint8, 2: dtypes.uint16, 4: dtypes.uint32, 8: dtypes.uint64}
-        bits = bits.bitcast(unsigned[to.itemsize])._cut(0, 0, prod(sizes)).reshape(sizes)
+        bits = bits._as_items(unsigned[to.itemsize], numel).reshape(sizes)
         # random mantissa, exponent of 1: a float from 1 to 2
         exponent, mantissa = dtypes.finfo(to)
         bias = (1 << (exponent - 1)) - 1 + (to in dtypes.fp8_fnuz)

@@ -1,0 +1,298 @@
+"""Operations of tensors as nodes: operands promoted and broadcast, sizes checked.
+
+The quick way for what nearly all operations are: operands of one dtype or a Python number, static
+sizes, nothing wrong. Everything else (weak and mixed dtypes, symbolic sizes, errors to explain)
+gives None, and the caller goes the general way. Where these functions give a node, it is the one
+that the general way makes.
+"""
+
+from cpython.bool cimport PyBool_Check
+from cpython.float cimport PyFloat_AS_DOUBLE, PyFloat_CheckExact
+from cpython.long cimport PyLong_AsLongLongAndOverflow, PyLong_CheckExact
+from cpython.ref cimport Py_INCREF, PyObject
+from cpython.tuple cimport PyTuple_CheckExact, PyTuple_New, PyTuple_SET_ITEM
+from libc.stdint cimport int64_t
+from tiny._core cimport types
+from tiny._core.arith cimport borrowed_item, length_of, mul_overflows
+from tiny._core.graph cimport Node, make, make2, make3, make_bool, make_const, make_int
+from tiny._core.ops cimport *
+from tiny._core.types cimport DType
+
+cdef tuple SCALAR_SHAPE = ()
+# beyond it an int may not be a double
+cdef int64_t EXACT = <int64_t>1 << 53
+
+
+# ---------------------------------------------------------------- operands
+
+cdef Node number(object value, DType dtype):
+    """A Python number as a constant of a dtype that it is promoted to; None if another decides."""
+    cdef int overflow = 0
+    cdef int64_t whole
+    if PyFloat_CheckExact(value):
+        if dtype.c_kind != c"f" or dtype.bitsize < 32:
+            return None
+        if dtype.bitsize == 32:
+            value = <double><float>PyFloat_AS_DOUBLE(value)
+        return make_const(dtype, value)
+    if PyLong_CheckExact(value):
+        whole = PyLong_AsLongLongAndOverflow(value, &overflow)
+        if overflow:
+            return None
+        if dtype.c_kind == c"f":
+            if dtype.bitsize < 32 or not -EXACT <= whole <= EXACT:
+                return None
+            return make_const(dtype, <double><float>whole if dtype.bitsize == 32 else <double>whole)
+        if dtype.c_kind != c"i" and dtype.c_kind != c"u":
+            return None
+        if dtype.c_bounded:
+            return make_int(dtype, whole) if dtype.c_min <= whole <= dtype.c_max else None
+        return make_int(dtype, whole) if dtype.c_kind == c"i" else None
+    if PyBool_Check(value) and dtype is types.BOOL:
+        return make_bool(value is True)
+    return None
+
+
+cdef inline bint is_strong(DType dtype) noexcept:
+    """Whether values of a dtype promote to themselves: no Python number's, no index's."""
+    return dtype.c_kind == c"f" or dtype.c_kind == c"i" or dtype.c_kind == c"u" \
+        or dtype.c_kind == c"b"
+
+
+cdef inline Node as_node(object x):
+    return <Node>x if isinstance(x, Node) else None
+
+
+cdef object common_shape(object a, object b):
+    """The shape to which two static ones broadcast; None if there is none."""
+    cdef Py_ssize_t i, n, lead
+    cdef PyObject *x
+    cdef PyObject *y
+    cdef PyObject *size
+    if a is b or length_of(<PyObject *>b) == 0:
+        return a
+    if length_of(<PyObject *>a) == 0 or a == b:
+        return b
+    if length_of(<PyObject *>a) < length_of(<PyObject *>b):
+        a, b = b, a
+    n = length_of(<PyObject *>a)
+    lead = n - length_of(<PyObject *>b)
+    cdef tuple shape = PyTuple_New(n)
+    for i in range(n):
+        x = borrowed_item(<PyObject *>a, i)
+        if not PyLong_CheckExact(<object>x):
+            return None
+        size = x
+        if i >= lead:
+            y = borrowed_item(<PyObject *>b, i - lead)
+            if not PyLong_CheckExact(<object>y):
+                return None
+            if <object>x == 1:
+                size = y
+            elif <object>y != 1 and <object>x != <object>y:
+                return None
+        Py_INCREF(<object>size)
+        PyTuple_SET_ITEM(shape, i, <object>size)
+    return shape
+
+
+cdef Node spread(Node x, object shape):
+    """A value in a shape that it broadcasts to; a scalar fits every shape."""
+    cdef object own = x.c_shape
+    cdef Py_ssize_t missing = length_of(<PyObject *>shape) - length_of(<PyObject *>own)
+    if own is shape or length_of(<PyObject *>own) == 0 or own == shape:
+        return x
+    if missing:
+        own = (1,) * missing + <tuple>own
+        x = make(OP_RESHAPE, x.dtype, (x,), own, None)
+        if own == shape:
+            return x
+    return make(OP_EXPAND, x.dtype, (x,), shape, None)
+
+
+# ---------------------------------------------------------------- elementwise
+
+def binary(int op, Node a not None, other, bint reverse) -> Node | None:
+    """`a op other`, or with `reverse` `other op a`; `other` is a node or a Python number."""
+    cdef DType dtype = a.dtype
+    cdef bint compares = op == OP_CMPLT or op == OP_CMPNE or op == OP_CMPEQ
+    cdef Node b = as_node(other)
+    if not is_strong(dtype) or a.c_shape is None:
+        return None
+    if dtype is types.BOOL and not (compares or op == OP_AND or op == OP_OR or op == OP_XOR):
+        return None
+    if b is None:
+        b = number(other, dtype)
+        if b is None:
+            return None
+    elif b.dtype is not dtype or b.c_shape is None:
+        return None
+    shape = common_shape(a.c_shape, b.c_shape)
+    if shape is None:
+        return None
+    a, b = spread(a, shape), spread(b, shape)
+    if reverse:
+        a, b = b, a
+    return make2(op, types.BOOL if compares else dtype, a, b)
+
+
+def select(Node condition not None, x, y) -> Node | None:
+    """x where the condition holds, y elsewhere; nodes or Python numbers, one a node at least."""
+    cdef Node a = as_node(x), b = as_node(y)
+    cdef DType dtype
+    if condition.dtype is not types.BOOL or condition.c_shape is None:
+        return None
+    if a is None and b is None:
+        return None
+    dtype = b.dtype if a is None else a.dtype
+    if not is_strong(dtype):
+        return None
+    if a is None:
+        a = number(x, dtype)
+    if b is None:
+        b = number(y, dtype)
+    if a is None or b is None or a.dtype is not b.dtype or a.c_shape is None or b.c_shape is None:
+        return None
+    shape = common_shape(condition.c_shape, a.c_shape)
+    shape = None if shape is None else common_shape(shape, b.c_shape)
+    if shape is None:
+        return None
+    return make3(OP_WHERE, dtype, spread(condition, shape), spread(a, shape), spread(b, shape))
+
+
+# ---------------------------------------------------------------- movement
+
+cdef int64_t product(object shape) except -2:
+    """The product of sizes; -1 if one is symbolic, negative, or they are too many."""
+    cdef int64_t total = 1, size
+    cdef int overflow = 0
+    cdef Py_ssize_t i
+    cdef bint large = False, empty = False
+    for i in range(length_of(<PyObject *>shape)):
+        item = <object>borrowed_item(<PyObject *>shape, i)
+        if not PyLong_CheckExact(item):
+            return -1
+        size = PyLong_AsLongLongAndOverflow(item, &overflow)
+        if overflow or size < 0:
+            return -1
+        empty = empty or size == 0
+        large = mul_overflows(total, size, &total) or large
+    return 0 if empty else -1 if large else total
+
+
+def reshape(Node x not None, tuple asked not None) -> Node | None:
+    """The same elements in another shape, all of whose sizes are given, or all but one (-1)."""
+    cdef object own = x.c_shape
+    cdef int64_t total, rest
+    cdef Py_ssize_t i, unknown = -1
+    if own is None or not is_strong(x.dtype):
+        return None
+    for i in range(length_of(<PyObject *>asked)):
+        size = asked[i]
+        if not PyLong_CheckExact(size):
+            return None
+        if size == -1:
+            if unknown >= 0:
+                return None
+            unknown = i
+    total = product(own)
+    if unknown >= 0:
+        rest = product(asked[:unknown] + asked[unknown + 1:])
+        if total < 0 or rest <= 0 or total % rest:
+            return None
+        asked = asked[:unknown] + (total // rest,) + asked[unknown + 1:]
+    if own == asked:
+        return x
+    if total < 0 or product(asked) != total:
+        return None
+    return make(OP_RESHAPE, x.dtype, (x,), asked, None)
+
+
+def permute(Node x not None, tuple order not None) -> Node | None:
+    """The dimensions in another order; negative ones count from the end."""
+    cdef Py_ssize_t i, n = length_of(<PyObject *>order)
+    cdef int64_t axis, seen = 0
+    cdef int overflow = 0
+    cdef bint same = True
+    if x.c_shape is None or n != length_of(<PyObject *>x.c_shape) or n > 62 \
+            or not is_strong(x.dtype):
+        return None
+    cdef tuple axes = PyTuple_New(n)
+    for i in range(n):
+        item = <object>borrowed_item(<PyObject *>order, i)
+        if not PyLong_CheckExact(item):
+            return None
+        axis = PyLong_AsLongLongAndOverflow(item, &overflow)
+        if overflow or not -n <= axis < n:
+            return None
+        if axis < 0:
+            axis += n
+            item = axis
+        seen |= <int64_t>1 << axis
+        same = same and axis == i
+        Py_INCREF(item)
+        PyTuple_SET_ITEM(axes, i, item)
+    if seen != (<int64_t>1 << n) - 1:
+        return None
+    return x if same else make(OP_PERMUTE, x.dtype, (x,), axes, None)
+
+
+def broadcast_to(Node x not None, tuple shape not None) -> Node | None:
+    """A value expanded to a static shape; not checked whether it can be."""
+    cdef Py_ssize_t n = length_of(<PyObject *>shape)
+    cdef object own = x.c_shape
+    if own is None or not is_strong(x.dtype) or product(own) < 0 or product(shape) < 0:
+        return None
+    if own == shape:
+        return x
+    if length_of(<PyObject *>own) and length_of(<PyObject *>own) != n:
+        return spread(x, shape)
+    return make(OP_EXPAND, x.dtype, (x,), shape, None)
+
+
+def shrink(Node x not None, cuts) -> Node | None:
+    """From begin to end in each dimension; None keeps one whole."""
+    return _pairs(OP_SHRINK, x, cuts)
+
+
+def pad(Node x not None, margins) -> Node | None:
+    """Zeros put before and after each dimension; None for none."""
+    return _pairs(OP_PAD, x, margins)
+
+
+cdef Node _pairs(int op, Node x, object given):
+    """SHRINK by (begin, end) or PAD by (before, after) in each dimension."""
+    cdef object own = x.c_shape
+    cdef Py_ssize_t i, n
+    cdef bint changes = False
+    cdef tuple pairs
+    if own is None or not is_strong(x.dtype) or not isinstance(given, (list, tuple)):
+        return None
+    n = len(given)
+    if n == 0 or n != length_of(<PyObject *>own):
+        return None
+    pairs = PyTuple_New(n)
+    for i in range(n):
+        pair, size = given[i], <object>borrowed_item(<PyObject *>own, i)
+        if not PyLong_CheckExact(size):
+            return None
+        if pair is None:
+            pair = (0, size) if op == OP_SHRINK else (0, 0)
+        elif not PyTuple_CheckExact(pair) or length_of(<PyObject *>pair) != 2:
+            return None
+        else:
+            low, high = <object>borrowed_item(<PyObject *>pair, 0), \
+                <object>borrowed_item(<PyObject *>pair, 1)
+            if not PyLong_CheckExact(low) or not PyLong_CheckExact(high) or low < 0:
+                return None
+            if op == OP_SHRINK:
+                if not low <= high <= size:
+                    return None
+                changes = changes or low != 0 or high != size
+            else:
+                if high < 0:
+                    return None
+                changes = changes or low != 0 or high != 0
+        Py_INCREF(pair)
+        PyTuple_SET_ITEM(pairs, i, pair)
+    return make(op, x.dtype, (x,), pairs, None) if changes else x

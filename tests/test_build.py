@@ -1,0 +1,189 @@
+"""The quick ways of operations give the nodes of the general ones, or leave it to them."""
+
+import math
+
+import pytest
+from conftest import examples
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tiny import Tensor, dtypes
+from tiny._core import build
+from tiny.mixin import CastsMixin
+from tiny.uop.ops import Ops, UOp
+
+BINARY = (Ops.ADD, Ops.SUB, Ops.MUL, Ops.FDIV, Ops.MAX, Ops.CMPLT, Ops.CMPNE, Ops.CMPEQ, Ops.XOR)
+NUMBERS = (0, 1, -1, 3, 300, 2**31, 2**53 + 1, 2**64, 10**400, 0.5, -0.0, 1e300, math.inf, True)
+DTYPES = (
+    dtypes.float32,
+    dtypes.float64,
+    dtypes.float16,
+    dtypes.int32,
+    dtypes.uint8,
+    dtypes.int64,
+    dtypes.uint64,
+    dtypes.bool,
+)
+SHAPES = ((), (1,), (3,), (2, 3), (2, 1), (1, 3), (4, 1, 3), (0, 3), (5,))
+
+
+def tensor(shape: tuple[int, ...], dtype: object) -> Tensor:
+    return Tensor.empty(*shape, dtype=dtype)
+
+
+operands = st.builds(tensor, st.sampled_from(SHAPES), st.sampled_from(DTYPES))
+
+
+def result(function, *args):
+    """The node that comes out, or the kind of error and its text."""
+    try:
+        return function(*args).uop
+    except (ValueError, TypeError, OverflowError) as error:
+        return type(error), str(error)
+
+
+@settings(max_examples=examples(2000, 200))
+@given(st.sampled_from(BINARY), operands, operands | st.sampled_from(NUMBERS), st.booleans())
+def test_binary_operations_are_those_of_the_general_way(op, x, y, reverse):
+    general = result(CastsMixin._binop, x, op, y, reverse)
+    assert result(Tensor._binop, x, op, y, reverse) == general
+    quick = build.binary(op, x.uop, y.uop if isinstance(y, Tensor) else y, reverse)
+    assert quick is None or quick is general
+
+
+@settings(max_examples=examples(2000, 200))
+@given(
+    st.builds(tensor, st.sampled_from(SHAPES), st.sampled_from((dtypes.bool, dtypes.int32))),
+    operands | st.sampled_from(NUMBERS),
+    operands | st.sampled_from(NUMBERS),
+)
+def test_selections_are_those_of_the_general_way(condition, x, y):
+    general = result(CastsMixin.where, condition, x, y)
+    assert result(Tensor.where, condition, x, y) == general
+    nodes = [v.uop if isinstance(v, Tensor) else v for v in (x, y)]
+    quick = build.select(condition.uop, *nodes)
+    assert quick is None or quick is general
+
+
+def test_the_quick_way_is_taken_where_nothing_is_special():
+    x, y = tensor((2, 3), dtypes.float32), tensor((3,), dtypes.float32)
+    assert build.binary(Ops.ADD, x.uop, y.uop, False) is (x + y).uop
+    assert build.binary(Ops.SUB, x.uop, 2, True) is (2 - x).uop
+    condition = (x < 0).uop
+    assert build.select(condition, x.uop, 0.0) is (x < 0).where(x, 0.0).uop
+
+
+def test_operands_that_need_thought_are_left_to_the_general_way():
+    x = tensor((2, 3), dtypes.float32).uop
+    n = UOp.variable("n", 1, 5)
+    assert build.binary(Ops.ADD, x, tensor((2, 3), dtypes.int32).uop, False) is None
+    assert build.binary(Ops.ADD, x, tensor((2,), dtypes.float32).uop, False) is None
+    assert (
+        build.binary(Ops.ADD, x, UOp(Ops.EXPAND, dtypes.float32, (x, n), (None, 3)), False) is None
+    )
+    assert build.binary(Ops.ADD, x, UOp.sink(), False) is None
+    assert build.binary(Ops.ADD, x, "1", False) is None
+    assert build.binary(Ops.ADD, UOp.const(1), 1, False) is None
+    assert build.select(x, x, x) is None
+    assert build.select(UOp.const(True), 1.0, 2.0) is None
+
+
+def test_operands_of_two_devices_are_refused():
+    x, y = Tensor.empty(3, device="CPU"), Tensor.empty(3, device="PYTHON")
+    with pytest.raises(ValueError, match="add: one operand is on"):
+        x + y
+    with pytest.raises(ValueError, match="where: one operand is on"):
+        (x < 0).where(y, 0.0)
+
+
+# ---------------------------------------------------------------- movement
+
+
+@pytest.mark.parametrize(
+    ("own", "asked", "expected"),
+    [
+        ((2, 3), (6,), (6,)),
+        ((2, 3), (-1,), (6,)),
+        ((2, 3), (3, -1), (3, 2)),
+        ((), (1, 1), (1, 1)),
+        ((1,), (), ()),
+        ((0, 3), (0, 7), (0, 7)),
+        ((2, 3), (2, 3), (2, 3)),
+        ((2, 3), (4, -1), None),
+        ((2, 3), (-1, -1), None),
+        ((0, 3), (0, -1), None),
+        ((2, 3), (2, None), None),
+        ((2, 3), (7,), None),
+        ((2, 3), (-2, -3), None),
+        ((2**40, 2**40), (2**40 + 1, 2**40 - 1), None),
+    ],
+)
+def test_reshape_takes_what_holds_the_same_elements(own, asked, expected):
+    x = UOp(Ops.EXPAND, dtypes.float32, (UOp.const(1.0, dtypes.float32),), own)
+    found = build.reshape(x, asked)
+    assert (found if found is None else found.shape) == expected
+    assert expected != own or found is x
+
+
+@pytest.mark.parametrize(
+    ("order", "expected"),
+    [
+        ((1, 0, 2), (3, 2, 4)),
+        ((-1, 0, 1), (4, 2, 3)),
+        ((0, 1, 2), (2, 3, 4)),
+        ((0, 1), None),
+        ((0, 0, 1), None),
+        ((0, 1, 3), None),
+        ((0, 1, True), None),
+    ],
+)
+def test_permute_takes_what_names_each_dimension_once(order, expected):
+    x = tensor((2, 3, 4), dtypes.float32).uop
+    found = build.permute(x, order)
+    assert (found if found is None else found.shape) == expected
+    assert order != (0, 1, 2) or found is x
+
+
+@pytest.mark.parametrize(
+    ("cuts", "expected"),
+    [
+        (((0, 1), None), (1, 4)),
+        ([None, (1, 1)], (3, 0)),
+        ((None, None), (3, 4)),
+        (((0, 3), (0, 4)), (3, 4)),
+        (((0, 4), None), None),
+        (((2, 1), None), None),
+        (((-1, 2), None), None),
+        ((None,), None),
+        (([0, 1], None), None),
+    ],
+)
+def test_shrink_takes_what_lies_inside(cuts, expected):
+    found = build.shrink(tensor((3, 4), dtypes.float32).uop, cuts)
+    assert (found if found is None else found.shape) == expected
+
+
+@pytest.mark.parametrize(
+    ("margins", "expected"),
+    [
+        (((1, 0), None), (4, 4)),
+        ([(0, 0), (0, 0)], (3, 4)),
+        ((None, (2, 3)), (3, 9)),
+        (((-1, 0), None), None),
+        (((0, -1), None), None),
+        ((1, 2, 3, 4), None),
+    ],
+)
+def test_pad_takes_what_grows(margins, expected):
+    found = build.pad(tensor((3, 4), dtypes.float32).uop, margins)
+    assert (found if found is None else found.shape) == expected
+
+
+def test_broadcast_to_adds_dimensions_first():
+    x = tensor((3, 1), dtypes.float32).uop
+    found = build.broadcast_to(x, (2, 3, 5))
+    assert found.shape == (2, 3, 5)
+    assert found.src[0].op is Ops.RESHAPE
+    assert build.broadcast_to(x, (1, 3, 1)).op is Ops.RESHAPE
+    assert build.broadcast_to(x, (3, 1)) is x
+    assert build.broadcast_to(UOp.const(1.0, dtypes.float32), (2,)).op is Ops.EXPAND
