@@ -3,10 +3,10 @@
 import math
 
 import pytest
-from conftest import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from conftest import examples
 from tiny import Tensor, dtypes
 from tiny._core import build
 from tiny.mixin import CastsMixin
