@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conftest import examples
-from tiny import Tensor, dtypes
+from tiny import Tensor, dtypes, gradient
 from tiny._core import build
 from tiny.mixin import CastsMixin
 from tiny.uop.ops import Ops, UOp
@@ -187,3 +187,55 @@ def test_broadcast_to_adds_dimensions_first():
     assert build.broadcast_to(x, (1, 3, 1)).op is Ops.RESHAPE
     assert build.broadcast_to(x, (3, 1)) is x
     assert build.broadcast_to(UOp.const(1.0, dtypes.float32), (2,)).op is Ops.EXPAND
+
+
+# ---------------------------------------------------------------- gradients
+
+
+@st.composite
+def moved(draw):
+    """A movement operation over memory of up to three dimensions."""
+    sizes = draw(st.lists(st.integers(1, 4), min_size=1, max_size=3))
+    x = tensor(tuple(sizes), dtypes.float32)
+    kind = draw(st.integers(0, 4))
+    if kind == 0:
+        return x.reshape(-1, 1)
+    if kind == 1:
+        return x.permute(draw(st.permutations(range(x.ndim))))
+    if kind == 2:
+        return x.flip(sorted(draw(st.sets(st.integers(0, x.ndim - 1)))))
+    if kind == 3:
+        return x.pad(tuple((draw(st.integers(0, 2)), draw(st.integers(0, 2))) for _ in sizes))
+    begins = [draw(st.integers(0, size)) for size in sizes]
+    return x.shrink(tuple((b, draw(st.integers(b, s))) for b, s in zip(begins, sizes, strict=True)))
+
+
+@given(moved())
+def test_gradients_of_movement_are_those_of_the_general_way(x):
+    if x.uop.op is Ops.BUFFER:
+        return
+    grad = tensor(x.shape, dtypes.float32).uop
+    assert build.move_back(x.uop, grad) is gradient._move_back(x.uop, grad)
+
+
+def test_gradients_of_symbolic_movement_are_left_to_the_general_way():
+    n = UOp.variable("n", 1, 5)
+    x = UOp(
+        Ops.SHRINK, dtypes.float32, (tensor((5, 3), dtypes.float32).uop, n), ((0, None), (0, 3))
+    )
+    assert build.move_back(x, x.const_like(1.0)) is None
+
+
+def test_a_path_leads_from_users_to_targets_only():
+    x, y, z = (tensor((3,), dtypes.float32) for _ in range(3))
+    cut = (y * 2).detach()
+    loss = ((x * 3).sum() + cut.sum()) * (z.cast(dtypes.int32) + 1).cast(dtypes.float32).sum()
+    path = build.path_to(loss.uop, {x.uop, y.uop, z.uop})
+    assert path[0] is loss.uop
+    assert {x.uop, y.uop, z.uop} <= set(path)
+    assert all(node in path or node is x.uop for node in (x * 3).uop.postorder()[-1:])
+    assert cut.uop not in path
+    assert (y * 2).uop in path  # but nothing above it is
+    assert (z.cast(dtypes.int32) + 1).uop not in path
+    position = {node: k for k, node in enumerate(path)}
+    assert all(position[s] > k for node, k in position.items() for s in node.src if s in position)

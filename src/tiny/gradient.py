@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from tiny._core.build import broadcast_to, move_back, path_to, reshape
 from tiny.dtype import dtypes, sum_acc_dtype
 from tiny.uop.ops import GroupOp, Ops, ReduceArg, UOp
 
@@ -21,65 +22,69 @@ def compute_gradient(root: UOp, root_grad: UOp, targets: set[UOp]) -> dict[UOp, 
     shape of its target. Integers, truth values, bitcasts and DETACH pass no gradient on.
     RuntimeError if an operation on the way has no rule.
     """
-    order = root.postorder()
-    on_path: dict[UOp, bool] = {}
-    for node in order:
-        on_path[node] = node in targets or (
-            _passes_gradient(node) and any(on_path[s] for s in node.src)
-        )
+    path = path_to(root, targets)
+    on_path = set(path)
     if root_grad.shape != root.shape:
         root_grad = _expand(root_grad, root.shape)
     gradients = {root: root_grad}
     # nodes whose gradient may be zero since a value was not selected: see `_where_nonzero`
     selected: set[UOp] = set()
-    for node in reversed(order):  # every user of a node comes before it
-        gradient = gradients.get(node) if on_path[node] else None
-        if gradient is None or not any(on_path[s] for s in node.src):
+    for node in path:  # every user of a node comes before it
+        gradient = gradients.get(node)
+        if gradient is None:
             continue
         if node not in targets:
             del gradients[node]
-        if not _passes_gradient(node):
+        elif not _passes_gradient(node) or on_path.isdisjoint(node.src):
             continue
-        for source, part in _parts(node, gradient, node in selected):
-            if part is None or not on_path[source]:
+        picked = node in selected
+        parts = _parts(node, gradient, picked)
+        picked = picked or _selects(node)
+        for source, part in parts:
+            if part is None or source not in on_path:
                 continue
             if source.shape == () and part.shape != ():
                 part = _reshape(_sum(part, range(len(part.shape))), ())
             before = gradients.get(source)
             gradients[source] = part if before is None else before.alu(Ops.ADD, part)
-            if node in selected or _selects(node):
+            if picked:
                 selected.add(source)
-    return {t: gradients[t] for t in order if t in targets and t in gradients}
+    return {t: gradients[t] for t in reversed(path) if t in targets and t in gradients}
 
 
 def _selects(node: UOp) -> bool:
     """Whether only some elements of its sources are in a node's value."""
     if node.op is Ops.REDUCE:
         return node.arg.op is Ops.MAX
-    return node.op in (Ops.WHERE, Ops.MAX, Ops.SHRINK, Ops.AFTER)
+    return node.op in _SELECTING
+
+
+_SELECTING = frozenset({Ops.WHERE, Ops.MAX, Ops.SHRINK, Ops.AFTER})
 
 
 def _passes_gradient(node: UOp) -> bool:
-    if node.op is Ops.STORE:  # its value's gradient is found by the AFTER above it
+    """As `path_to` has it."""
+    if node.op is Ops.STORE:
         return True
-    # a truncated number is constant but for jumps
     return dtypes.is_float(node.dtype) and node.op not in (Ops.DETACH, Ops.BITCAST, Ops.TRUNC)
 
 
 def _parts(node: UOp, gradient: UOp, selected: bool) -> Iterable[tuple[UOp, UOp | None]]:
     """What a node's gradient adds to the gradients of its sources."""
-    if node.op is Ops.AFTER:
+    op = node.op
+    if op is Ops.AFTER:
         return _after(node, gradient)
-    if node.op in GroupOp.Movement:
-        return [(node.src[0], _move_back(node, gradient))]
-    rule = _RULES.get(node.op)
+    if op in GroupOp.Movement:
+        moved = move_back(node, gradient)
+        return ((node.src[0], _move_back(node, gradient) if moved is None else moved),)
+    rule = _RULES.get(op)
     if rule is None:
         raise RuntimeError(
-            f"no gradient is known for {node.op!r}; detach() what goes into it, "
+            f"no gradient is known for {op!r}; detach() what goes into it, "
             "or give the function a gradient of its own"
         )
     found = rule(node, gradient)
-    if selected and node.op in _SINGULAR:
+    if selected and op in _SINGULAR:
         found = [None if part is None else _where_nonzero(gradient, part) for part in found]
     return zip(node.src, found, strict=False)
 
@@ -105,15 +110,20 @@ def _split(sizes: Iterable[Any]) -> tuple[tuple[int | None, ...], tuple[UOp, ...
     return static, tuple(s for s in known if isinstance(s, UOp))
 
 
-def _reshape(x: UOp, shape: tuple[Any, ...], op: Ops = Ops.RESHAPE) -> UOp:
-    if x.shape == shape:
-        return x
+def _resized(op: Ops, x: UOp, shape: tuple[Any, ...], quick: UOp | None) -> UOp:
+    """RESHAPE or EXPAND, unless the quick way has found it."""
+    if quick is not None or x.shape == shape:
+        return x if quick is None else quick
     arg, symbolic = _split(shape)
     return UOp(op, x.dtype, (x, *symbolic), arg)
 
 
+def _reshape(x: UOp, shape: tuple[Any, ...]) -> UOp:
+    return _resized(Ops.RESHAPE, x, shape, reshape(x, shape))
+
+
 def _expand(x: UOp, shape: tuple[Any, ...]) -> UOp:
-    return _reshape(x, shape, Ops.EXPAND)
+    return _resized(Ops.EXPAND, x, shape, broadcast_to(x, shape))
 
 
 def _paired(op: Ops, x: UOp, pairs: Iterable[tuple[Any, Any]]) -> UOp:

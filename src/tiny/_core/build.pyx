@@ -11,10 +11,13 @@ from cpython.float cimport PyFloat_AS_DOUBLE, PyFloat_CheckExact
 from cpython.long cimport PyLong_AsLongLongAndOverflow, PyLong_CheckExact
 from cpython.ref cimport Py_INCREF, PyObject
 from cpython.tuple cimport PyTuple_CheckExact, PyTuple_New, PyTuple_SET_ITEM
-from libc.stdint cimport int64_t
+from libc.stdint cimport int64_t, uint8_t
+from libc.stdlib cimport calloc, free
 from tiny._core cimport types
 from tiny._core.arith cimport borrowed_item, length_of, mul_overflows
-from tiny._core.graph cimport Node, make, make2, make3, make_bool, make_const, make_int
+from tiny._core.graph cimport (
+    Node, make, make2, make3, make_bool, make_const, make_int, postorder,
+)
 from tiny._core.ops cimport *
 from tiny._core.types cimport DType
 
@@ -296,3 +299,82 @@ cdef Node _pairs(int op, Node x, object given):
         Py_INCREF(pair)
         PyTuple_SET_ITEM(pairs, i, pair)
     return make(op, x.dtype, (x,), pairs, None) if changes else x
+
+
+# ---------------------------------------------------------------- gradients
+
+cdef inline bint passes_gradient(Node node) noexcept:
+    cdef char kind = node.dtype.c_kind
+    if node.c_op == OP_STORE:  # its value's gradient is found by the AFTER above it
+        return True
+    if node.c_op == OP_DETACH or node.c_op == OP_BITCAST or node.c_op == OP_TRUNC:
+        return False  # a truncated number is constant but for jumps
+    return kind == c"f" or kind == c"8" or (kind == c"w" and not node.dtype.c_integral)
+
+
+def path_to(Node root not None, set targets not None) -> list:
+    """The nodes of a graph that depend on a target by what has a gradient, and the targets.
+
+    Users come before sources. Floats have one; bitcasts, DETACH and TRUNC pass none on.
+    """
+    cdef list order = postorder(root), found = []
+    cdef Py_ssize_t n = len(order), i, j
+    cdef Node node
+    cdef PyObject *src
+    cdef uint8_t *is_on_path = <uint8_t *>calloc(n, 1)
+    if is_on_path == NULL:
+        raise MemoryError()
+    try:
+        for i in range(n):
+            node = <Node>order[i]
+            if node in targets:
+                is_on_path[i] = 1
+            elif passes_gradient(node):
+                src = <PyObject *>node.src
+                for j in range(length_of(src)):
+                    if is_on_path[(<Node>borrowed_item(src, j)).c_index]:
+                        is_on_path[i] = 1
+                        break
+        for i in range(n - 1, -1, -1):
+            if is_on_path[i]:
+                found.append(order[i])
+    finally:
+        free(is_on_path)
+    return found
+
+
+def move_back(Node node not None, Node gradient not None) -> Node | None:
+    """The gradient of what a RESHAPE, PERMUTE, FLIP, PAD or SHRINK moved; None if symbolic."""
+    cdef Node x = <Node>node.src[0]
+    cdef Py_ssize_t i, n = length_of(<PyObject *>x.c_shape)
+    cdef int op = node.c_op
+    cdef object arg
+    cdef list parts
+    if length_of(<PyObject *>node.src) > 1 or product(x.c_shape) < 0:
+        return None
+    if op == OP_RESHAPE:
+        if gradient.c_shape == x.c_shape:
+            return gradient
+        arg = x.c_shape
+    elif op == OP_FLIP:
+        arg = node.arg
+    elif op == OP_PERMUTE:
+        parts = [None] * n
+        for i in range(n):
+            parts[<Py_ssize_t>node.arg[i]] = i
+        arg = tuple(parts)
+    elif op == OP_PAD:
+        op, parts = OP_SHRINK, []
+        for i in range(n):
+            low = node.arg[i][0]
+            parts.append((low, low + x.c_shape[i]))
+        arg = tuple(parts)
+    elif op == OP_SHRINK:
+        op, parts = OP_PAD, []
+        for i in range(n):
+            begin, end = node.arg[i]
+            parts.append((begin, x.c_shape[i] - end))
+        arg = tuple(parts)
+    else:
+        return None
+    return make(op, gradient.dtype, (gradient,), arg, None)
