@@ -236,8 +236,7 @@ def test_a_slice_of_symbolic_size():
     part = Tensor(X)[0, :n]
     assert part.ndim == 2 and part.shape[1] == 4
     assert part.sum(0).tolist() == X[0, :2].sum(0).tolist()
-    with pytest.raises(ValueError, match="symbolic"):
-        part.numpy()
+    np.testing.assert_array_equal(part.numpy(), X[0, :2])
 
 
 # ---------------------------------------------------------------- mistakes
