@@ -1,4 +1,4 @@
-"""What all tests share: graph specs are verified, and drawn tests are sampled or run in full.
+"""What all tests share: graph specs are verified, memory is poisoned, drawn tests are sampled.
 
 `TINY_TEST_FULL=1` runs the full counts, drawn anew each time; without it the sample is small and
 the same on every run.
@@ -7,6 +7,7 @@ the same on every run.
 import os
 
 os.environ.setdefault("SPEC", "1")  # read when tiny is imported, so before anything else
+os.environ.setdefault("POISON", "1")  # whoever reads what is not written yet, or freed, finds NaN
 # threads of several test processes would spin while others want the cores
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 

@@ -7,11 +7,11 @@ it is found and opened when its name is first used.
 from __future__ import annotations
 
 import functools
+import gc
 import re
 import sys
 import threading
 from abc import ABC, abstractmethod
-from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import import_module
@@ -20,15 +20,16 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import numpy as np
 
-from tiny._core.launch import HostMemory, copy_memory, release_scratch
+from tiny._core.launch import HostMemory, Pool, copy_memory, fill_memory, release_scratch
 from tiny.codegen.program import LinearProgram
 from tiny.dtype import DType, _to_np_dtype
-from tiny.helpers import DEBUG, DEV, LRU, GlobalCounters
+from tiny.helpers import DEBUG, DEV, LRU, POISON, GlobalCounters
 from tiny.renderer import Renderer
 from tiny.uop.target import Target
 
 __all__ = [
     "Allocator",
+    "Arena",
     "Buffer",
     "BufferSpec",
     "CompileError",
@@ -94,42 +95,54 @@ class BufferSpec:
 
 
 _NO_WISHES = BufferSpec()
+MOST_POISONED = 256 << 20  # larger memory is left as it is: nobody may ever touch it
 
 
 class Allocator(ABC, Generic[Memory]):
     """The memory of a device. Sizes are in bytes; every piece begins at a multiple of 64.
 
-    What is freed is kept for the next request of the same size, the oldest given back first when
-    more than `max_kept_nbytes` are kept. With LRU=0 nothing is kept.
+    What is freed is kept for the next request of the same size, that of the size not used for the
+    longest time given back first when more than `max_kept_nbytes` are kept. Arenas are kept apart,
+    and serve every request that they are large enough for. With LRU=0 nothing is kept. Where
+    memory can not be had, all devices give back what they keep, and it is tried once more.
     """
 
     max_kept_nbytes: ClassVar[int] = 1 << 30
 
     def __init__(self, device: str) -> None:
         self.device = device
-        self.kept_nbytes = 0
-        self._kept: OrderedDict[int, list[Memory]] = OrderedDict()  # by size, last used last
-        self._lock = threading.RLock()
+        self._pool, self._arenas = Pool(), Pool()
+
+    @property
+    def kept_nbytes(self) -> int:
+        """How much is kept that nobody uses."""
+        return self._pool.nbytes + self._arenas.nbytes
+
+    @property
+    def kept(self) -> int:
+        """How many pieces that are."""
+        return len(self._pool) + len(self._arenas)
 
     def alloc(self, size: int, options: BufferSpec | None = None) -> Memory:
         """Memory of `size` bytes, with anything in it. MemoryError says how many were asked for."""
         if not 0 <= size <= sys.maxsize:
             raise MemoryError(self._too_large(size, "no machine has as many"))
         rounded = _rounded(size)
-        with self._lock:
-            if kept := self._kept.get(rounded):
-                self.kept_nbytes -= rounded
-                memory = kept.pop()
-                if not kept:
-                    del self._kept[rounded]
-                return memory
-        spec = options or _NO_WISHES
+        memory: Memory = self._pool.take(rounded)
+        if memory is None:
+            memory = self._new(rounded, options or _NO_WISHES)
+        if POISON:
+            self._spoil(memory)
+        return memory
+
+    def _new(self, size: int, options: BufferSpec) -> Memory:
+        """Memory from the system."""
         try:
-            return self._alloc(rounded, spec)
+            return self._alloc(size, options)
         except MemoryError:
-            _release_caches()
+            release_caches()
         try:
-            return self._alloc(rounded, spec)
+            return self._alloc(size, options)
         except MemoryError as e:
             raise MemoryError(self._too_large(size, str(e))) from None
 
@@ -142,30 +155,40 @@ class Allocator(ABC, Generic[Memory]):
 
     def free(self, memory: Memory, size: int, options: BufferSpec | None = None) -> None:
         """Give back what `alloc` gave for `size`."""
-        rounded, spec = _rounded(size), options or _NO_WISHES
-        keep = LRU and not spec.nolru and rounded <= self.max_kept_nbytes
-        if not keep or not self._reusable(memory):
+        spec = options or _NO_WISHES
+        if not LRU or spec.nolru or not self._reusable(memory):
             self._free(memory, spec)
             return
-        with self._lock:
-            self._kept.setdefault(rounded, []).append(memory)
-            self._kept.move_to_end(rounded)
-            self.kept_nbytes += rounded
-            while self.kept_nbytes > self.max_kept_nbytes:
-                oldest, pieces = next(iter(self._kept.items()))
-                self._free(pieces.pop(0), _NO_WISHES)
-                self.kept_nbytes -= oldest
-                if not pieces:
-                    del self._kept[oldest]
+        if POISON:
+            self._spoil(memory)
+        for piece in self._pool.give(memory, _rounded(size), self.max_kept_nbytes):
+            self._free(piece, _NO_WISHES)
+
+    def borrow(self, size: int) -> tuple[Memory, int]:
+        """An arena of at least `size` bytes, with anything in it, and how many it has.
+
+        One that is too small is given back first: so there are as many as are in use at once, and
+        all come to be as large as the largest that is needed.
+        """
+        rounded = _rounded(size)
+        found: tuple[Memory, int] | None = self._arenas.take_at_least(rounded)
+        if found is None:
+            for piece in self._arenas.empty():
+                self._free(piece, _NO_WISHES)
+            found = self._new(rounded, _NO_WISHES), rounded
+        if POISON:
+            self._spoil(found[0])
+        return found
+
+    def give_back(self, memory: Memory, size: int) -> None:
+        """Give back what `borrow` gave."""
+        for piece in self._arenas.give(memory, size, self.max_kept_nbytes if LRU else 0):
+            self._free(piece, _NO_WISHES)
 
     def free_cache(self) -> None:
         """Give everything that is kept back to the system."""
-        with self._lock:
-            kept, self._kept = self._kept, OrderedDict()
-            self.kept_nbytes = 0
-        for pieces in kept.values():
-            for memory in pieces:
-                self._free(memory, _NO_WISHES)
+        for memory in (*self._pool.empty(), *self._arenas.empty()):
+            self._free(memory, _NO_WISHES)
 
     @abstractmethod
     def _alloc(self, size: int, options: BufferSpec) -> Memory:
@@ -178,6 +201,9 @@ class Allocator(ABC, Generic[Memory]):
     def _reusable(self, memory: Memory) -> bool:
         """Whether nothing outside still looks into freed memory."""
         return True
+
+    def _spoil(self, memory: Memory) -> None:
+        """Fill memory with what reads as NaN in every float, for POISON=1, where the host can."""
 
     @abstractmethod
     def _offset(self, memory: Memory, size: int, offset: int) -> Memory:
@@ -213,6 +239,10 @@ class HostAllocator(Allocator[HostMemory]):
     def _reusable(self, memory: HostMemory) -> bool:
         return memory.users == 0 and memory.writable
 
+    def _spoil(self, memory: HostMemory) -> None:
+        if memory.writable and memory.nbytes <= MOST_POISONED:
+            fill_memory(memory, 0x7FF5_7FF5_7FF5_7FF5)
+
     def _offset(self, memory: HostMemory, size: int, offset: int) -> HostMemory:
         return HostMemory(size, part_of=memory, offset=offset)
 
@@ -230,7 +260,9 @@ def _rounded(size: int) -> int:
     return max((size + 63) & -64, 64)
 
 
-def _release_caches() -> None:
+def release_caches() -> None:
+    """Give back all memory that nobody uses: that of tensors in cycles, and what devices keep."""
+    gc.collect()
     for device in Device.opened():
         device.allocator.free_cache()
 
@@ -286,8 +318,9 @@ class Buffer:
         elif self.base is not None:
             self._memory = allocator._offset(self.base.memory, self.nbytes, self.offset)
         else:
-            self._memory = allocator.alloc(self.nbytes, self.options)
-            self._allocator = allocator
+            memory = allocator.alloc(self.nbytes, self.options)
+            # no call from here to the counters: a signal's handler could raise in it
+            self._allocator, self._memory = allocator, memory
             _count_memory(self.device, self.nbytes)
         return self
 
@@ -352,10 +385,29 @@ class Buffer:
         return f"<Buffer {self.device} size={self.size} {self.dtype}{where}>"
 
 
+class Arena:
+    """Memory for what is born and dead in one run: at least `nbytes`, given back when this dies."""
+
+    __slots__ = ("_allocator", "memory", "nbytes")
+
+    def __init__(self, allocator: Allocator[Any], nbytes: int) -> None:
+        self.nbytes = 0
+        self._allocator = allocator
+        self.memory, self.nbytes = allocator.borrow(nbytes)
+        _count_memory(allocator.device, self.nbytes)
+
+    def __del__(self) -> None:
+        if self.nbytes and not sys.is_finalizing():
+            _count_memory(self._allocator.device, -self.nbytes)
+            self._allocator.give_back(self.memory, self.nbytes)
+
+
 def _count_memory(device: str, nbytes: int) -> None:
+    """Add to what is in use. Threads do not lose each other's: nothing is called in between."""
     GlobalCounters.mem_used += nbytes
     per_device = GlobalCounters.mem_used_per_device
-    per_device[device] = per_device.get(device, 0) + nbytes
+    per_device.setdefault(device, 0)
+    per_device[device] += nbytes
 
 
 # ---------------------------------------------------------------- devices

@@ -235,6 +235,7 @@ TC_OPT = ContextVar("TC_OPT", 0, effective=False)
 TRANSCENDENTAL = ContextVar("TRANSCENDENTAL", 1, effective=False)
 SPLIT_REDUCEOP = ContextVar("SPLIT_REDUCEOP", 1, effective=False)
 LRU = ContextVar("LRU", 1)  # keep freed memory for the next request of its size
+POISON = ContextVar("POISON", 0)  # fill memory with NaN when it is given out and taken back
 CACHELEVEL = ContextVar("CACHELEVEL", 2, effective=False)
 IGNORE_BEAM_CACHE = ContextVar("IGNORE_BEAM_CACHE", 0, effective=False)
 CHECK_OOB = ContextVar("CHECK_OOB", 0, effective=False)

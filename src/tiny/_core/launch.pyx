@@ -23,7 +23,7 @@ from cpython.buffer cimport (
 from cpython.float cimport PyFloat_AsDouble
 from libc.stdint cimport int64_t, uint64_t, uintptr_t
 from libc.stdlib cimport calloc, free, malloc
-from libc.string cimport memmove
+from libc.string cimport memcpy, memmove
 
 from tiny.helpers import NUM_CPU_THREADS
 
@@ -222,6 +222,103 @@ def copy_memory(HostMemory to, HostMemory source, size_t nbytes):
         memmove(to.c_data, source.c_data, nbytes)
 
 
+def fill_memory(HostMemory memory, uint64_t pattern) -> None:
+    """Fill memory with copies of eight bytes, the last cut off where it ends."""
+    cdef Py_ssize_t i, whole = memory.nbytes // 8
+    if not memory.writable:
+        raise ValueError("this memory is read-only")
+    with nogil:
+        for i in range(whole):
+            memcpy(memory.c_data + 8 * i, &pattern, 8)
+        memcpy(memory.c_data + 8 * whole, &pattern, memory.nbytes - 8 * whole)
+
+
+@cython.final
+cdef class Pool:
+    """Pieces of memory that nobody uses now, by size in bytes. `nbytes` is what all of them have.
+
+    No Python code runs in its calls, except for what a collection of garbage finalises, which
+    finds it in order. So threads need no lock, a fork finds none taken, and no signal's handler
+    raises in between.
+    """
+
+    cdef dict pieces  # by size: a list of them, the last given last; sizes by their last use
+    cdef readonly Py_ssize_t nbytes
+
+    def __cinit__(self):
+        self.pieces = {}
+
+    def __len__(self):
+        return sum([len(same) for same in self.pieces.values()])
+
+    def take(self, Py_ssize_t nbytes):
+        """A piece of that size; None if there is none."""
+        cdef list same = self.pieces.get(nbytes)
+        if same is None:
+            return None
+        piece = same.pop()
+        self.nbytes -= nbytes
+        if not same:
+            del self.pieces[nbytes]
+        return piece
+
+    def take_at_least(self, Py_ssize_t nbytes):
+        """(a piece, its size): the smallest that has so many bytes; None if there is none."""
+        cdef Py_ssize_t size, best = -1
+        for size in self.pieces:
+            if size >= nbytes and (best < 0 or size < best):
+                best = size
+        return None if best < 0 else (self.take(best), best)
+
+    def give(self, piece, Py_ssize_t nbytes, Py_ssize_t most) -> list:
+        """Keep a piece; the pieces that this is too much with, if all are to have `most` bytes.
+
+        Those of the size that was not used for the longest time go first.
+        """
+        cdef Py_ssize_t oldest
+        cdef list too_much = [], fresh = [], same
+        if nbytes > most:
+            too_much.append(piece)
+            return too_much
+        same = self.pieces.pop(nbytes, fresh)
+        same.append(piece)
+        self.pieces[nbytes] = same
+        self.nbytes += nbytes
+        while self.nbytes > most:
+            for oldest in self.pieces:
+                break
+            same = self.pieces[oldest]
+            too_much.append(same.pop(0))
+            self.nbytes -= oldest
+            if not same:
+                del self.pieces[oldest]
+        return too_much
+
+    def empty(self) -> list:
+        """All pieces; none are kept any more."""
+        cdef dict nothing = {}, all_pieces
+        all_pieces, self.pieces, self.nbytes = self.pieces, nothing, 0
+        return [piece for same in all_pieces.values() for piece in same]
+
+
+def publish(settings) -> None:
+    """Set attributes, or items of dicts, that (object, name, value) say, all or none.
+
+    No Python code comes between them, if the attributes are slots.
+    """
+    _publish(settings if type(settings) is list else list(settings))
+
+
+cdef int _publish(list settings) except -1:
+    cdef object to, name, value
+    for to, name, value in settings:
+        if type(to) is dict:
+            (<dict>to)[name] = value
+        else:
+            setattr(to, name, value)
+    return 0
+
+
 # ---------------------------------------------------------------- threads and their scratch memory
 
 
@@ -314,6 +411,11 @@ cdef struct _Step:
     Py_ssize_t first        # of its buffers in the table of arguments; its variables follow
     Py_ssize_t buffers
     size_t nbytes           # of a copy
+
+
+cdef struct _Part:
+    Py_ssize_t whole   # the slot that it is a part of
+    Py_ssize_t offset  # in bytes
 
 
 cdef struct _Call:
@@ -533,31 +635,39 @@ cdef class HostReplay:
 
     A step is (HostKernel or HostCopy, slots, numbers): its k-th buffer is `memory[slots[k]]` of a
     call, its k-th variable `values[numbers[k]]`. `slots` and `variables` say how many there are.
+    Slots beyond these are `parts` of them, (slot, offset, nbytes) each.
     ValueError if a step does not fit together, or uses one variable as another kind than the
     others do. Several threads may call it at once. With `times` a call returns the seconds that
-    each step took. TypeError if the arguments are not as declared; ValueError if a copy does not
-    fit into the memory given, before anything has run.
+    each step took. TypeError if the arguments are not as declared; ValueError if parts or copies
+    do not fit into the memory given, before anything has run.
+
+    `settings` are published (see `publish`) when all steps have run: no signal's handler, and
+    nothing else, can raise between the one and the other.
     """
 
     cdef readonly tuple steps
+    cdef readonly tuple parts
     cdef readonly Py_ssize_t slots
     cdef readonly Py_ssize_t variables
     cdef _Step *c_steps
     cdef Py_ssize_t step_count
-    cdef Py_ssize_t *c_sources   # of each argument of each step: a slot, or slots + a number
+    cdef Py_ssize_t *c_sources   # of each argument of each step: a slot, or all slots + a number
     cdef Py_ssize_t arguments
-    cdef Py_ssize_t *c_least     # bytes that each slot must have for its copies
+    cdef _Part *c_parts
+    cdef Py_ssize_t part_count
+    cdef Py_ssize_t *c_least     # bytes that each slot must have for its copies and parts
     cdef char *c_written         # whether copies write to each slot
     cdef char *c_kinds           # of each variable; 0 if no step uses it
     cdef int64_t widest
     cdef size_t scratch_nbytes
     cdef size_t shared_nbytes
 
-    def __cinit__(self, steps, Py_ssize_t slots, Py_ssize_t variables=0):
+    def __cinit__(self, steps, Py_ssize_t slots, Py_ssize_t variables=0, parts=()):
         if slots < 0 or variables < 0:
             raise ValueError(f"there cannot be {slots} slots and {variables} variables")
         self.steps, self.slots, self.variables = tuple(steps), slots, variables
-        self.step_count, self.widest = len(self.steps), 1
+        self.parts = tuple(parts)
+        self.step_count, self.widest, self.part_count = len(self.steps), 1, len(self.parts)
         for number, step in enumerate(self.steps):
             self._check(number, step)
             self.arguments += len(step[1]) + len(step[2])
@@ -566,6 +676,9 @@ cdef class HostReplay:
         self.c_least = <Py_ssize_t *>_zeros(slots * sizeof(Py_ssize_t))
         self.c_written = <char *>_zeros(slots)
         self.c_kinds = <char *>_zeros(variables)
+        self.c_parts = <_Part *>_zeros(self.part_count * sizeof(_Part))
+        for number, (whole, offset, nbytes) in enumerate(self.parts):
+            self._add_part(number, whole, offset, nbytes)
         cdef Py_ssize_t first = 0
         for number, (what, its_slots, numbers) in enumerate(self.steps):
             self.c_steps[number].first = first
@@ -573,7 +686,7 @@ cdef class HostReplay:
                 self.c_sources[first] = slot
                 first += 1
             for variable in numbers:
-                self.c_sources[first] = slots + <Py_ssize_t>variable
+                self.c_sources[first] = slots + self.part_count + <Py_ssize_t>variable
                 first += 1
             if isinstance(what, HostKernel):
                 self._add_kernel(number, what, numbers)
@@ -586,6 +699,7 @@ cdef class HostReplay:
         free(self.c_least)
         free(self.c_written)
         free(self.c_kinds)
+        free(self.c_parts)
 
     cdef int _check(self, Py_ssize_t number, object step) except -1:
         """ValueError or TypeError if a step cannot be run."""
@@ -601,7 +715,7 @@ cdef class HostReplay:
                 f"got {len(slots)} slots and {len(numbers)} numbers"
             )
         for names, given, most in (
-            ("slots", slots, self.slots), ("variables", numbers, self.variables)
+            ("slots", slots, self.slots + self.part_count), ("variables", numbers, self.variables)
         ):
             for k in given:
                 if not 0 <= k < most:
@@ -629,20 +743,41 @@ cdef class HostReplay:
         return 0
 
     cdef int _add_copy(self, Py_ssize_t number, HostCopy copy, its_slots) except -1:
-        cdef Py_ssize_t slot
+        cdef Py_ssize_t slot, whole, before, k
         self.c_steps[number].phase_count, self.c_steps[number].nbytes = 1, copy.nbytes
-        for slot in its_slots:
-            self.c_least[slot] = max(self.c_least[slot], copy.nbytes)
-        self.c_written[<Py_ssize_t>its_slots[0]] = True
+        for k, slot in enumerate(its_slots):
+            whole, before = slot, 0
+            if slot >= self.slots:
+                whole = self.c_parts[slot - self.slots].whole
+                before = self.c_parts[slot - self.slots].offset
+                if copy.nbytes > self.parts[slot - self.slots][2]:
+                    raise ValueError(
+                        f"step {number} copies {copy.nbytes} bytes, slot {slot} is a part of "
+                        f"{self.parts[slot - self.slots][2]}"
+                    )
+            self.c_least[whole] = max(self.c_least[whole], before + copy.nbytes)
+            self.c_written[whole] = self.c_written[whole] or k == 0
         return 0
 
-    def __call__(self, tuple memory, tuple values=(), bint times=False):
+    cdef int _add_part(
+        self, Py_ssize_t number, Py_ssize_t whole, Py_ssize_t offset, Py_ssize_t nbytes
+    ) except -1:
+        if not 0 <= whole < self.slots or offset < 0 or nbytes < 0:
+            raise ValueError(
+                f"part {number} would be {nbytes} bytes from {offset} on of slot {whole}; there "
+                f"are {self.slots} slots"
+            )
+        self.c_parts[number].whole, self.c_parts[number].offset = whole, offset
+        self.c_least[whole] = max(self.c_least[whole], offset + nbytes)
+        return 0
+
+    def __call__(self, tuple memory, tuple values=(), bint times=False, list settings=None):
         if len(memory) != self.slots or len(values) != self.variables:
             raise TypeError(
                 f"a replay of {self.slots} slots and {self.variables} variables got "
                 f"{len(memory)} and {len(values)}"
             )
-        cdef size_t given = self.slots + self.variables
+        cdef size_t given = self.slots + self.part_count + self.variables
         cdef size_t cells = given + self.arguments
         cdef uint64_t *table = <uint64_t *>malloc(
             (cells + 1) * sizeof(uint64_t) + self.step_count * sizeof(double) * times
@@ -658,6 +793,8 @@ cdef class HostReplay:
             for i in range(self.arguments):
                 table[given + i] = table[self.c_sources[i]]
             _run(&call, self.widest, self.scratch_nbytes, self.shared_nbytes)
+            if settings is not None:
+                _publish(settings)
             return [call.c_seconds[i] for i in range(self.step_count)] if times else None
         finally:
             free(table)
@@ -671,12 +808,16 @@ cdef class HostReplay:
             if piece.nbytes < self.c_least[i] or (self.c_written[i] and not piece.writable):
                 raise ValueError(
                     f"the memory of slot {i} has {piece.nbytes} "
-                    f"{'writable' if piece.writable else 'read-only'} bytes, a copy needs "
+                    f"{'writable' if piece.writable else 'read-only'} bytes, copies and parts need "
                     f"{self.c_least[i]}{' writable ones' if self.c_written[i] else ''}"
                 )
             given[i] = <uint64_t><uintptr_t>piece.c_data
+        for i in range(self.part_count):
+            given[self.slots + i] = given[self.c_parts[i].whole] + self.c_parts[i].offset
         for i in range(self.variables):
-            _convert(<_Slot *>&given[self.slots + i], self.c_kinds[i], values[i])
+            _convert(
+                <_Slot *>&given[self.slots + self.part_count + i], self.c_kinds[i], values[i]
+            )
         return 0
 
 

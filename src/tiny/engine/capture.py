@@ -6,7 +6,7 @@ follows a Capture: all their kernels in one StepList, over cells of memory that 
 - parameters: the memory of the tensors that the step is called with,
 - bound: memory of tensors from outside, read and perhaps written, the same in each replay,
 - fresh: what is returned, new in each replay,
-- temporary: born and dead in a replay, in arenas that the capture owns.
+- temporary: born and dead in a replay, in arenas that a run borrows.
 
 Kernels that only compute what nobody can read afterwards are left out.
 """
@@ -22,9 +22,8 @@ from typing import Any, NamedTuple
 
 from tiny import random
 from tiny.device import Buffer, Device
-from tiny.dtype import dtypes
 from tiny.engine.memory import buffer_node, buffer_of
-from tiny.engine.realize import CompiledSchedule, Step, StepList, copy_program
+from tiny.engine.realize import CompiledSchedule, Part, Step, StepList, copy_program
 from tiny.helpers import NO_MEMORY_PLANNER
 from tiny.schedule import Slot
 from tiny.schedule.memory import Lifetime, plan_memory
@@ -255,34 +254,13 @@ class Capture:
             order.setdefault(k, len(order))
         rest = list(order)[len(recording.params) + len(fresh) :]
         self._bound = [bound[k] for k in rest if k in bound]  # they live as long as this does
-        self._arenas: dict[str, Buffer] = {}
-        temporaries = [k for k in rest if k not in bound]
-        parts = self._place(temporaries, cells.slots, steps)
-        self._rest = tuple([parts[k] if k in parts else buffer_of(bound[k]).memory for k in rest])
+        parts = _place([k for k in rest if k not in bound], cells.slots, steps)
+        self._rest = tuple([buffer_of(node).memory for node in self._bound])
         values = range(len(recording.numbers) + len(self._draws) + len(self._constants))
-        self._steps = StepList([s.over(order, values) for s in steps], len(order), len(values))
-        self._lock = threading.Lock()  # the arenas serve one run at a time
-
-    def _place(
-        self, temporaries: Sequence[int], slots: Sequence[Slot], steps: Sequence[Step]
-    ) -> dict[int, Any]:
-        """Memory for cells that are born and dead in a run: parts of an arena for each device."""
-        lives: dict[int, list[int]] = {}
-        for number, step in enumerate(steps):
-            for k in step.slots:
-                lives.setdefault(k, []).append(number)
-        parts = {}
-        for device in dict.fromkeys(slots[k].device for k in temporaries):
-            mine = [k for k in temporaries if slots[k].device == device]
-            offsets, nbytes = plan_memory(
-                [Lifetime(slots[k].nbytes, lives[k][0], lives[k][-1]) for k in mine],
-                reuse=not NO_MEMORY_PLANNER,
-            )
-            arena = self._arenas[device] = Buffer(device, nbytes, dtypes.uint8)
-            allocator = Device[device].allocator
-            for k, offset in zip(mine, offsets, strict=True):
-                parts[k] = allocator._offset(arena.memory, slots[k].nbytes, offset)
-        return parts
+        self._steps = StepList(
+            [s.over(order, values) for s in steps], [parts.get(k) for k in order], len(values)
+        )
+        self._lock = threading.Lock()  # what it writes is one run's at a time
 
     def __len__(self) -> int:
         """How many kernels and copies a run is."""
@@ -303,3 +281,23 @@ def _copy_step(slot: Slot, to: int, source: int) -> Step:
     device = Device[slot.device]
     call = copy_program(device, device, slot.nbytes)
     return Step(call, (to, source), (), (to,), device, "copy", 0, slot.nbytes)
+
+
+def _place(
+    temporaries: Sequence[int], slots: Sequence[Slot], steps: Sequence[Step]
+) -> dict[int, Part]:
+    """Where cells that are born and dead in a run lie in the arena of their device."""
+    lives: dict[int, list[int]] = {}
+    for number, step in enumerate(steps):
+        for k in step.slots:
+            lives.setdefault(k, []).append(number)
+    parts = {}
+    for device in dict.fromkeys(slots[k].device for k in temporaries):
+        mine = [k for k in temporaries if slots[k].device == device]
+        offsets, _ = plan_memory(
+            [Lifetime(slots[k].nbytes, lives[k][0], lives[k][-1]) for k in mine],
+            reuse=not NO_MEMORY_PLANNER,
+        )
+        for k, offset in zip(mine, offsets, strict=True):
+            parts[k] = Part(device, offset, slots[k].nbytes)
+    return parts

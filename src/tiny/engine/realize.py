@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import threading
 import time
@@ -12,7 +13,7 @@ from typing import Any, NamedTuple
 from tiny._core.launch import HostCopy, HostKernel, HostReplay
 from tiny.codegen import LinearProgram, lower
 from tiny.codegen.opt import Kernel
-from tiny.device import Allocator, Buffer, Compiled, Device, HostAllocator, Program
+from tiny.device import Allocator, Arena, Buffer, Compiled, Device, HostAllocator, Program
 from tiny.dtype import DType, dtypes
 from tiny.helpers import (
     DEBUG,
@@ -30,6 +31,7 @@ from tiny.uop.printing import graph_text, list_text
 __all__ = [
     "CompiledKernel",
     "CompiledSchedule",
+    "Part",
     "Step",
     "StepList",
     "compile_kernel",
@@ -193,36 +195,82 @@ class Transfer:
         self.writer.allocator._copyin(into, view[: self.nbytes])
 
 
+class Part(NamedTuple):
+    """A slot for what is born and dead in one run: so many bytes in the arena of a device."""
+
+    device: str
+    offset: int
+    nbytes: int
+
+
 class StepList:
     """Steps that run in order, called with a piece of memory a slot and a value a variable.
 
-    Where all of them are code of the host they run in one native call, unless DEBUG asks for a
-    line about each.
+    `slots` are None, or Parts of arenas, which a run borrows: only the others are given. Where all
+    steps are code of the host they run in one native call, unless DEBUG asks for a line about each.
     """
 
-    def __init__(self, steps: Sequence[Step], slots: int, variables: int) -> None:
+    def __init__(self, steps: Sequence[Step], slots: Sequence[Part | None], variables: int) -> None:
         self.steps = tuple(steps)
         self.flops = sum(s.flops for s in steps)
         self.nbytes = sum(s.nbytes for s in steps)
+        self._slots = tuple(slots)
+        self._arenas: dict[str, int] = {}  # of each device, how many bytes a run needs
+        for part in slots:
+            if part is not None:
+                end = part.offset + part.nbytes
+                self._arenas[part.device] = max(end, self._arenas.get(part.device, 0))
+        self._allocators: list[Allocator[Any]] = [Device[name].allocator for name in self._arenas]
         self._native: HostReplay | None = None
         if all(isinstance(s.call, HostKernel | HostCopy) for s in steps):
-            native: Any = [(s.call, s.slots, s.variables) for s in steps]
-            self._native = HostReplay(native, slots, variables)
+            self._native = self._make_native(variables)
+
+    def _make_native(self, variables: int) -> HostReplay:
+        """All steps as one call, given memory, then arenas."""
+        given = sum(part is None for part in self._slots)
+        arenas = {name: given + k for k, name in enumerate(self._arenas)}
+        parts = [(arenas[p.device], p.offset, p.nbytes) for p in self._slots if p is not None]
+        wholes, others = itertools.count(), itertools.count(given + len(arenas))
+        number = [next(wholes if part is None else others) for part in self._slots]
+        native: Any = [
+            (s.call, tuple([number[k] for k in s.slots]), s.variables) for s in self.steps
+        ]
+        return HostReplay(native, given + len(arenas), variables, parts)
 
     def __call__(self, memory: tuple[Any, ...], values: tuple[float, ...]) -> None:
         """Run them; on some devices they may be under way still on return."""
+        arenas = [
+            Arena(allocator, nbytes)
+            for allocator, nbytes in zip(self._allocators, self._arenas.values(), strict=True)
+        ]
         if DEBUG >= 2:
+            memory = self._pieces(memory, arenas)
             for step in self.steps:
                 _run_timed(step, *step.pick(memory, values))
             return
         if self._native is not None:
-            self._native(memory, values)
+            self._native((*memory, *[arena.memory for arena in arenas]), values)
         else:
+            memory = self._pieces(memory, arenas)
             for step in self.steps:
                 step.call(*step.pick(memory, values))
         GlobalCounters.kernel_count += len(self.steps)
         GlobalCounters.global_ops += self.flops
         GlobalCounters.global_mem += self.nbytes
+
+    def _pieces(self, memory: tuple[Any, ...], arenas: Sequence[Arena]) -> tuple[Any, ...]:
+        """The memory of all slots."""
+        given, of = iter(memory), dict(zip(self._arenas, arenas, strict=True))
+        return tuple(
+            [
+                next(given)
+                if part is None
+                else Device[part.device].allocator._offset(
+                    of[part.device].memory, part.nbytes, part.offset
+                )
+                for part in self._slots
+            ]
+        )
 
 
 def _run_timed(step: Step, buffers: tuple[Any, ...], variables: tuple[float, ...]) -> None:
@@ -256,10 +304,11 @@ class CompiledSchedule:
             # with nothing to write there is nothing to compute, and loops must not be empty
             if any(schedule.slots[k].nbytes for k in item.slots[: item.outputs])
         ]
-        self.steps = StepList(steps, len(schedule.slots), len(schedule.variables))
-        self._allocators: dict[str, Allocator[Any]] = {
-            name: Device[name].allocator for name in schedule.arena
-        }
+        parts = [
+            Part(slot.device, slot.offset, slot.nbytes) if slot.role == "temp" else None
+            for slot in schedule.slots
+        ]
+        self.steps = StepList(steps, parts, len(schedule.variables))
 
     def _step(self, item: ScheduleItem, numbers: dict[str, int]) -> Step:
         device, written = Device[item.device], item.slots[: item.outputs]
@@ -290,22 +339,16 @@ class CompiledSchedule:
         Temporaries share an arena for each device, which is given back at the end.
         """
         schedule = self.schedule
-        arenas = {
-            name: Buffer(name, nbytes, dtypes.uint8) for name, nbytes in schedule.arena.items()
-        }
         buffers: list[Buffer | None] = list(inputs)
-        memory: list[Any] = [buffer.memory for buffer in inputs]  # of each slot
+        memory: list[Any] = [buffer.memory for buffer in inputs]
         for slot in schedule.slots[len(inputs) :]:
             if slot.role == "temp":
-                allocator, arena = self._allocators[slot.device], arenas[slot.device]
-                memory.append(allocator._offset(arena.memory, slot.nbytes, slot.offset))
                 buffers.append(None)
             else:
                 buffer = Buffer(slot.device, math.prod(slot.shape), slot.dtype)
                 memory.append(buffer.memory)
                 buffers.append(buffer)
         self.steps(tuple(memory), tuple([values[name] for name in schedule.variables]))
-        memory.clear()  # parts before their arenas, or these would still be in use when given back
         return buffers
 
 
