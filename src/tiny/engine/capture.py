@@ -30,7 +30,7 @@ from tiny.schedule.memory import Lifetime, plan_memory
 from tiny.uop.ops import UOp
 from tiny.uop.runtime import JitError, recorders
 
-__all__ = ["Capture", "Recording"]
+__all__ = ["Capture", "Plan", "Recording", "Replay"]
 
 
 class _Run(NamedTuple):
@@ -207,7 +207,56 @@ def _needed(steps: Sequence[Step], wanted: set[int]) -> list[Step]:
     return kept[::-1]
 
 
-class Capture:
+class Plan(NamedTuple):
+    """What a run does: steps over numbered cells of memory and numbered values.
+
+    The roles of the cells are, in this order: 'param', 'fresh', 'bound' and 'temp'. The values are
+    those of the Variables called `numbers`, a key for each of the `draws` (device and words), and
+    the `constants`.
+    """
+
+    cells: tuple[Slot, ...]
+    steps: tuple[Step, ...]
+    numbers: tuple[str, ...]
+    draws: tuple[tuple[str, int], ...]
+    constants: tuple[float, ...]
+
+    def of_role(self, role: str) -> list[int]:
+        """The numbers of the cells that have a role."""
+        return [k for k, cell in enumerate(self.cells) if cell.role == role]
+
+
+class Replay:
+    """A plan and the BUFFERs that its bound cells are, to be run again and again."""
+
+    def __init__(self, plan: Plan, bound: Sequence[UOp]) -> None:
+        self.plan = plan
+        self.bound = tuple(bound)  # they live as long as this does
+        self.fresh = [plan.cells[k] for k in plan.of_role("fresh")]
+        written = {k for step in plan.steps for k in step.written}
+        self.written_params = [k for k in plan.of_role("param") if k in written]
+        parts = _place(plan.of_role("temp"), plan.cells, plan.steps)
+        values = len(plan.numbers) + len(plan.draws) + len(plan.constants)
+        slots = [parts.get(k) for k in range(len(plan.cells))]
+        self._steps = StepList(plan.steps, slots, values)
+        self._memory = tuple([buffer_of(node).memory for node in self.bound])
+        self._lock = threading.Lock()  # what it writes is one run's at a time
+
+    def __len__(self) -> int:
+        """How many kernels and copies a run is."""
+        return len(self.plan.steps)
+
+    def run(self, params: Sequence[Any], numbers: Sequence[float]) -> list[Buffer]:
+        """Run the steps on the memory of the parameters; the buffers of what is returned."""
+        made = [Buffer(s.device, math.prod(s.shape), s.dtype) for s in self.fresh]
+        keys = [random.generator(device).draw(words) for device, words in self.plan.draws]
+        memory = (*params, *[b.memory for b in made], *self._memory)
+        with self._lock:
+            self._steps(memory, (*numbers, *keys, *self.plan.constants))
+        return made
+
+
+class Capture(Replay):
     """The steps of a recording, to be run again and again.
 
     `outputs` are the uids of the BUFFERs that are returned; each run makes new ones. `written` and
@@ -243,37 +292,22 @@ class Capture:
         self.read = [node for k, node in outer if k in used and k not in written]
         self.written_buffers = {id(buffer_of(node)) for node in self.written}
         self.read_buffers = {id(buffer_of(node)) for node in self.read} | self.written_buffers
-        self.written_params = [k for k in range(len(recording.params)) if k in written]
-        self._draws = tuple(recording.draws)
-        self._constants = tuple(cells.constants)
-        self.fresh = [cells.slots[k] for k in fresh]
         steps = [*filled, *steps]
-        # The memory of a run: parameters, what is returned, and the rest, which stays the same.
-        order = {k: k for k in range(len(recording.params))}
-        for k in (*fresh, *[k for step in steps for k in step.slots]):
-            order.setdefault(k, len(order))
-        rest = list(order)[len(recording.params) + len(fresh) :]
-        self._bound = [bound[k] for k in rest if k in bound]  # they live as long as this does
-        parts = _place([k for k in rest if k not in bound], cells.slots, steps)
-        self._rest = tuple([buffer_of(node).memory for node in self._bound])
-        values = range(len(recording.numbers) + len(self._draws) + len(self._constants))
-        self._steps = StepList(
-            [s.over(order, values) for s in steps], [parts.get(k) for k in order], len(values)
+        params = range(len(recording.params))
+        used = {k for step in steps for k in step.slots} - {*params, *fresh}
+        kept = [k for k in bound if k in used]
+        temporary = [k for k in range(len(cells.slots)) if k in used and k not in bound]
+        roles = {"param": params, "fresh": fresh, "bound": kept, "temp": temporary}
+        order = {k: n for n, k in enumerate(k for of in roles.values() for k in of)}
+        values = range(len(recording.numbers) + len(recording.draws) + len(cells.constants))
+        plan = Plan(
+            tuple([cells.slots[k]._replace(role=role) for role, of in roles.items() for k in of]),
+            tuple([step.over(order, values) for step in steps]),
+            tuple(recording.numbers),
+            tuple(recording.draws),
+            tuple(cells.constants),
         )
-        self._lock = threading.Lock()  # what it writes is one run's at a time
-
-    def __len__(self) -> int:
-        """How many kernels and copies a run is."""
-        return len(self._steps.steps)
-
-    def run(self, params: Sequence[Any], numbers: Sequence[int]) -> list[Buffer]:
-        """Run the steps on the memory of the parameters; the buffers of the outputs."""
-        made = [Buffer(s.device, math.prod(s.shape), s.dtype) for s in self.fresh]
-        keys = [random.generator(device).draw(words) for device, words in self._draws]
-        memory = (*params, *[b.memory for b in made], *self._rest)
-        with self._lock:
-            self._steps(memory, (*numbers, *keys, *self._constants))
-        return made
+        super().__init__(plan, [bound[k] for k in kept])
 
 
 def _copy_step(slot: Slot, to: int, source: int) -> Step:
