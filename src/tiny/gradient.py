@@ -8,6 +8,7 @@ from typing import Any
 
 from tiny._core.build import broadcast_to, move_back, path_to, reshape
 from tiny.dtype import dtypes, sum_acc_dtype
+from tiny.mixin.sizes import split_sizes
 from tiny.uop.ops import GroupOp, Ops, ReduceArg, UOp
 
 __all__ = ["compute_gradient"]
@@ -103,18 +104,11 @@ def _where_nonzero(gradient: UOp, part: UOp) -> UOp:
 # ---------------------------------------------------------------- shapes
 
 
-def _split(sizes: Iterable[Any]) -> tuple[tuple[int | None, ...], tuple[UOp, ...]]:
-    """Static sizes, None where one is symbolic; and the symbolic ones."""
-    known = [s.arg if isinstance(s, UOp) and s.op is Ops.CONST else s for s in sizes]
-    static = tuple(None if isinstance(s, UOp) else s for s in known)
-    return static, tuple(s for s in known if isinstance(s, UOp))
-
-
 def _resized(op: Ops, x: UOp, shape: tuple[Any, ...], quick: UOp | None) -> UOp:
     """RESHAPE or EXPAND, unless the quick way has found it."""
     if quick is not None or x.shape == shape:
         return x if quick is None else quick
-    arg, symbolic = _split(shape)
+    arg, symbolic = split_sizes(shape)
     return UOp(op, x.dtype, (x, *symbolic), arg)
 
 
@@ -128,7 +122,7 @@ def _expand(x: UOp, shape: tuple[Any, ...]) -> UOp:
 
 def _paired(op: Ops, x: UOp, pairs: Iterable[tuple[Any, Any]]) -> UOp:
     """PAD or SHRINK."""
-    flat, symbolic = _split([size for pair in pairs for size in pair])
+    flat, symbolic = split_sizes([size for pair in pairs for size in pair])
     return UOp(op, x.dtype, (x, *symbolic), tuple(zip(flat[::2], flat[1::2], strict=True)))
 
 
@@ -169,7 +163,6 @@ def _move_back(node: UOp, gradient: UOp) -> UOp:
         kept = [(low, low + s) for (low, _), s in zip(_pairs(node), x.shape, strict=True)]
         return _reshape(_paired(Ops.SHRINK, gradient, kept), x.shape)
     cut = [(begin, s - end) for (begin, end), s in zip(_pairs(node), x.shape, strict=True)]
-    # symbolic sizes come out as sums, equal to those of x but other nodes
     return _reshape(_paired(Ops.PAD, gradient, cut), x.shape)
 
 

@@ -15,7 +15,7 @@ import weakref
 from dataclasses import dataclass
 
 from tiny.dtype import dtypes
-from tiny.uop.ops import Ops, UOp, VarArg
+from tiny.uop.ops import Ops, UOp, VarArg, sym_infer
 from tiny.uop.runtime import recorder
 
 _WORD = 0xFFFFFFFF
@@ -81,10 +81,13 @@ _free_names: list[int] = []
 _names_made = 0
 
 
-def draw_key(device: str, words: int) -> UOp:
-    """Take random words on a device: their key as the bound value of a variable, uint64."""
+def draw_key(device: str, words: int | UOp) -> UOp:
+    """Take random words on a device: their key as the bound value of a variable, uint64.
+
+    How many may be an expression of bound variables.
+    """
     global _names_made
-    key = generator(device).draw(words)
+    key = generator(device).draw(sym_infer(words, {}))
     if not _free_names:
         heapq.heappush(_free_names, _names_made)
         _names_made += 1
@@ -92,7 +95,8 @@ def draw_key(device: str, words: int) -> UOp:
     name = f"random_key_{number}"
     variable = UOp(Ops.DEFINE_VAR, dtypes.uint64, (), VarArg(name, 0, dtypes.uint64.max))
     if (watching := recorder()) is not None:
-        watching.drew(device, words, name, key)
+        count = words if isinstance(words, int) else words.unbind_all()[0]
+        watching.drew(device, count, name, key)
     bound = UOp(Ops.BIND, dtypes.uint64, (variable, UOp.const(key, dtypes.uint64)))
     weakref.finalize(bound, heapq.heappush, _free_names, number).atexit = False
     return bound

@@ -27,6 +27,7 @@ from typing import Any, ParamSpec, Self, TypeVar
 
 from tiny.dtype import DType, dtypes
 from tiny.helpers import prod
+from tiny.mixin.sizes import most
 from tiny.uop.ops import GroupOp, Ops, UOp
 from tiny.uop.runtime import recorder, recorders, runtime
 
@@ -298,6 +299,8 @@ def _reads_padding(chain: Sequence[UOp], shape: tuple[int, ...]) -> bool:
     """Whether a chain of movement over memory of that shape ends with some padding in it."""
     import numpy as np
 
+    if any(len(step.src) > 1 for step in chain):
+        return True  # by symbolic sizes: taken for some
     places = np.arange(prod(shape)).reshape(shape)
     for step in chain:
         if step.op is Ops.RESHAPE:
@@ -408,8 +411,13 @@ def pending_storages(tensors: Iterable[View]) -> list[Storage]:
 
 
 def _is_rearranged(node: UOp) -> bool:
-    """Whether a chain of movement only reorders elements: each is there once."""
-    while node.op in (Ops.RESHAPE, Ops.PERMUTE, Ops.FLIP):
+    """Whether a chain of movement only reorders elements: each is there once.
+
+    A value of symbolic size is the front of a BUFFER of its upper bound, and has it for itself.
+    """
+    while node.op in (Ops.RESHAPE, Ops.PERMUTE, Ops.FLIP) or (
+        node.op is Ops.SHRINK and len(node.src) > 1
+    ):
         node = node.src[0]
     return node.op is Ops.BUFFER
 
@@ -422,8 +430,6 @@ def wanted_storages(tensors: Sequence[View], live: Sequence[View]) -> list[Stora
         uop, storage = tensor.uop, tensor._storage
         if 0 in uop.shape or uop.op is Ops.CONST or split_view(uop).op is Ops.BUFFER:
             continue
-        if any(not isinstance(size, int) for size in uop.shape):
-            raise ValueError(f"realize: the shape {uop.shape} is symbolic; slice to fixed sizes")
         if uop is not storage.node and memory_below(storage.node) is None:
             if shared is None:
                 shared = {}
@@ -482,11 +488,17 @@ def give_memory(storage: Storage) -> UOp:
     """Note that a storage's value goes to a BUFFER of its own: the AFTER that it is then."""
     place = runtime().canonicalize_device(storage.device)
     old = storage.node
-    buffer = runtime().empty(old.shape, old.dtype, place)
+    buffer = runtime().empty(tuple([most(size) for size in old.shape]), old.dtype, place)
     storage.owner = False
     take_memory(storage, buffer)
     storage.device = place
-    store = UOp(Ops.STORE, dtypes.void, (buffer, old))
-    storage.node = UOp(Ops.AFTER, old.dtype, (buffer, store))
+    store = UOp(Ops.STORE, dtypes.void, (buffer.front(old.shape), old))
+    new = UOp(Ops.AFTER, old.dtype, (buffer, store))
+    if old.shape != buffer.shape:  # its tensors are views of the front
+        front = new.front(old.shape)
+        for tensor in live_views():
+            if tensor._storage is storage:
+                tensor._uop, tensor._root = _rebased(tensor.uop, old, front), new
+    storage.node = new
     _changes.pending += 1
     return storage.node

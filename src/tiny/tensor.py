@@ -21,10 +21,20 @@ from tiny.dtype import (
     truncate,
 )
 from tiny.gradient import compute_gradient
-from tiny.helpers import TRAINING, Context, argfix, ceildiv, prod
+from tiny.helpers import TRAINING, Context, all_int, argfix, ceildiv, prod
 from tiny.mixin import CastsMixin
+from tiny.mixin.sizes import (
+    difference,
+    is_at_most,
+    least,
+    most,
+    product,
+    settled,
+    settled_all,
+    split_sizes,
+)
 from tiny.storage import VIEWS, View, copied, live_views, memory_below, opened, realize
-from tiny.uop.ops import Ops, UOp
+from tiny.uop.ops import Ops, UOp, sym_infer
 from tiny.uop.runtime import runtime
 
 if TYPE_CHECKING:
@@ -65,6 +75,10 @@ class Tensor(View, CastsMixin):
             data = data.uop
         if isinstance(data, UOp):
             uop = data
+            if to is None and uop.dtype is dtypes.index:
+                narrow = dtypes.default_int
+                fits = narrow.min <= uop.vmin and uop.vmax <= narrow.max
+                to = narrow if fits else dtypes.int64
             if to is not None and to is not uop.dtype:
                 uop = uop.cast(to)
         elif data is None or (isinstance(data, bool | int | float) and not _is_data(data)):
@@ -136,7 +150,8 @@ class Tensor(View, CastsMixin):
         if isinstance(value, bool | int | float):
             uop = _constant(value, dtype)
         elif isinstance(value, UOp) and value.shape == ():
-            uop = value if dtype is None else value.cast(dtype)
+            weak = dtypes.weakint if value.dtype is dtypes.index else value.dtype
+            uop = value.cast(weak if dtype is None else dtype)
         elif _is_data(value) and value.shape == ():
             return self._scalar(value.item(), dtype)
         else:
@@ -148,15 +163,18 @@ class Tensor(View, CastsMixin):
 
     def _retyped(self, dtype: DType) -> Self | None:
         uop = self.uop
+        if uop.op is Ops.CAST:  # an expression of Variables, weak as an int is
+            return self._value(uop.src[0].cast(dtype), None)
         if uop.op is not Ops.CONST:
             return None
         new = UOp(Ops.CONST, dtype, uop.src, _rounded(uop.arg, dtype))
         return self._value(new, None)
 
-    def _number(self) -> Any:
-        if self.uop.op is not Ops.CONST:
-            raise TypeError("only a constant has its value at hand")
-        return self.uop.arg
+    def _number_bounds(self) -> tuple[Any, Any]:
+        uop = self.uop
+        if uop.op is Ops.CONST:
+            return uop.arg, uop.arg
+        return uop.src[0].vmin, uop.src[0].vmax
 
     def _index_value(self, index: Any) -> Self | None:
         if isinstance(index, type(self)):
@@ -190,7 +208,7 @@ class Tensor(View, CastsMixin):
         to = dtypes.default_float if dtype is None else strong_dtype(to_dtype(dtype))
         place = runtime().canonicalize_device(device)
         memory = runtime().empty(tuple([most(size) for size in sizes]), to, place)
-        return cls(front_of(memory, sizes), requires_grad=requires_grad)
+        return cls(memory.front(sizes), requires_grad=requires_grad)
 
     @classmethod
     def full(
@@ -303,7 +321,7 @@ class Tensor(View, CastsMixin):
         x = cls._value(_ZERO, None)._places(count)
         x = x.cast(dtypes.int32 if max(map(abs, ends)) < 2**31 else dtypes.int64)
         x = x if step == 1 else x * step
-        return (x if begin is 0 else x + begin).cast(to)  # noqa: F632
+        return (x if begin == 0 else x + begin).cast(to)
 
     def _placed(self, kwargs: dict[str, Any]) -> Self:
         """The keywords that every constructor takes, on a computed tensor."""
@@ -375,7 +393,7 @@ class Tensor(View, CastsMixin):
             raise ValueError(f"rand: {sizes} of {to} needs {4 * words} random bytes; draw in parts")
         bits = cls._random_words(place, words)
         unsigned = {1: dtypes.uint8, 2: dtypes.uint16, 4: dtypes.uint32, 8: dtypes.uint64}
-        bits = bits._as_items(unsigned[to.itemsize], numel).reshape(sizes)
+        bits = bits.bitcast(unsigned[to.itemsize])._shrink([(0, numel)]).reshape(sizes)
         # random mantissa, exponent of 1: a float from 1 to 2
         exponent, mantissa = dtypes.finfo(to)
         bias = (1 << (exponent - 1)) - 1 + (to in dtypes.fp8_fnuz)
@@ -386,10 +404,18 @@ class Tensor(View, CastsMixin):
         return result
 
     @classmethod
-    def _random_words(cls, device: str, words: int) -> Self:
+    def _random_words(cls, device: str, words: Any) -> Self:
         """uint32 random bits, shape (words,): counters 0, 1, … under the key of the draw."""
-        half = ceildiv(words, 2)
+        half = settled(ceildiv(words, 2))
         key = random.draw_key(device, words)
+        if isinstance(words, UOp):  # the counter of each word, as rows would be of unknown length
+            places = cls._value(_ZERO, None)._places(words).cast(dtypes.uint64)
+            is_low = places < half
+            low = is_low.where(places, places - half)
+            counters = ((low + half) << 32) | low
+            bits = counters._node(Ops.THREEFRY, dtypes.uint64, (counters._scalar(key),))
+            shifts = is_low.where(places._scalar(0, dtypes.uint64), 32)
+            return (bits >> shifts).cast(dtypes.uint32)
         places = cls.arange(half, dtype=dtypes.uint64)
         counters = ((places + half) << 32) | places
         bits = counters._node(Ops.THREEFRY, dtypes.uint64, (counters._scalar(key),))
@@ -461,26 +487,26 @@ class Tensor(View, CastsMixin):
     @classmethod
     def scaled_uniform(cls, *shape: Any, **kwargs: Any) -> Self:
         """Evenly from ±1, divided by the square root of the number of elements."""
-        bound = prod(argfix(*shape)) ** -0.5
+        bound = _number_of("scaled_uniform", argfix(*shape)) ** -0.5
         return cls.uniform(*shape, low=-bound, high=bound, **kwargs)
 
     @classmethod
     def glorot_uniform(cls, *shape: Any, **kwargs: Any) -> Self:
         """Evenly from ±sqrt(6 / (inputs + outputs)) (Glorot & Bengio, 2010)."""
         sizes = argfix(*shape)
-        bound = (6 / (sizes[0] + prod(sizes[1:]))) ** 0.5
+        bound = (6 / _number_of("glorot_uniform", (sizes[0] + prod(sizes[1:]),))) ** 0.5
         return cls.uniform(*shape, low=-bound, high=bound, **kwargs)
 
     @classmethod
     def kaiming_uniform(cls, *shape: Any, a: float = 0.01, **kwargs: Any) -> Self:
         """Evenly from ±sqrt(6 / (1 + a²) / inputs) (He et al., 2015)."""
-        bound = (6 / (1 + a**2) / prod(argfix(*shape)[1:])) ** 0.5
+        bound = (6 / (1 + a**2) / _number_of("kaiming_uniform", argfix(*shape)[1:])) ** 0.5
         return cls.uniform(*shape, low=-bound, high=bound, **kwargs)
 
     @classmethod
     def kaiming_normal(cls, *shape: Any, a: float = 0.01, **kwargs: Any) -> Self:
         """Normally, with variance 2 / (1 + a²) / inputs (He et al., 2015)."""
-        std = (2 / (1 + a**2) / prod(argfix(*shape)[1:])) ** 0.5
+        std = (2 / (1 + a**2) / _number_of("kaiming_normal", argfix(*shape)[1:])) ** 0.5
         return cls.normal(*shape, mean=0.0, std=std, **kwargs)
 
     def rand_like(self, **kwargs: Any) -> Self:
@@ -652,19 +678,41 @@ class Tensor(View, CastsMixin):
         """The values as a NumPy array, copied; ml_dtypes' where NumPy lacks the dtype."""
         import numpy as np
 
-        np_dtype = _to_np_dtype(self.dtype)
-        if any(not isinstance(s, int) for s in self.shape):
-            raise ValueError(f"numpy: the shape {self.shape} is symbolic; slice to fixed sizes")
+        np_dtype, shape = _to_np_dtype(self.dtype), self._sizes_now()
         if self.uop.op is Ops.CONST:
             return np.array(self.uop.arg, dtype=np_dtype)
-        if 0 in self.shape:
-            return np.empty(self.shape, dtype=np_dtype)
-        return runtime().to_host(self._in_order())
+        if 0 in shape:
+            return np.empty(shape, dtype=np_dtype)
+        memory = self._in_order()
+        if memory.shape == shape:
+            return runtime().to_host(memory)
+        return runtime().to_host(memory)[tuple([slice(0, n) for n in shape])].copy()
+
+    def _sizes_now(self) -> tuple[int, ...]:
+        """The shape, symbolic sizes by what their Variables are bound to.
+
+        ValueError if one is bound to nothing.
+        """
+        try:
+            return tuple([s if isinstance(s, int) else sym_infer(s, {}) for s in self.shape])
+        except KeyError as e:
+            raise ValueError(
+                f"{e.args[0]}, so a tensor of shape {self.shape} has no size; bind it where it "
+                "enters the shape"
+            ) from None
 
     def _in_order(self) -> UOp:
-        """A realised BUFFER with these values, or a reshape of one."""
+        """A realised BUFFER with these values, or a reshape of one.
+
+        Of a symbolic shape: a BUFFER of the upper bounds, at the front of which they are.
+        """
         self.realize()
         node = self.uop
+        if not all_int(self.shape):
+            if node.op is not Ops.SHRINK or node is not _front_of_memory(node.src[0], self.shape):
+                copy = UOp(Ops.CONTIGUOUS, self.dtype, (node,))
+                node = runtime().realize([copy])[copy]
+            return node.src[0]
         while node.op in (Ops.RESHAPE, Ops.DETACH):
             node = node.src[0]
         if node.op is Ops.BUFFER:
@@ -683,11 +731,13 @@ class Tensor(View, CastsMixin):
         """
         import numpy as np
 
-        if self.uop.op is Ops.CONST or 0 in self.shape:
+        shape = self._sizes_now()
+        if self.uop.op is Ops.CONST or 0 in shape:
             array = self.numpy()
         else:
-            memory = runtime().host_view(self._in_order())
-            array = np.frombuffer(memory, _to_np_dtype(self.dtype)).reshape(self.shape)
+            node = self._in_order()
+            array = np.frombuffer(runtime().host_view(node), _to_np_dtype(self.dtype))
+            array = array.reshape(node.shape)[tuple([slice(0, n) for n in shape])]
         # ml_dtypes have no format of their own
         return array.data if strong_dtype(self.dtype).fmt else array.view(np.uint8).data
 
@@ -700,10 +750,11 @@ class Tensor(View, CastsMixin):
 
     def item(self) -> Any:
         """The one value of a tensor with one element, as a Python number."""
-        if self.numel() != 1:
+        numel = prod(self._sizes_now())
+        if numel != 1:
             raise ValueError(
                 f"item: the tensor must have one element, this one of shape {self.shape} has "
-                f"{self.numel()}; use tolist"
+                f"{numel}; use tolist"
             )
         value = self.tolist()
         while isinstance(value, list):
@@ -818,9 +869,14 @@ class Tensor(View, CastsMixin):
     def __len__(self) -> int:
         if not self.shape:
             raise TypeError("a Tensor of shape () has no length")
-        return int(self.shape[0])
+        return self._sizes_now()[0]
 
     def __iter__(self) -> Any:
+        if self.shape and not isinstance(self.shape[0], int):
+            raise TypeError(
+                f"a Tensor of shape {self.shape} can not be iterated over: each number of rows "
+                "would be another program; compute on all rows at once"
+            )
         return (self[k] for k in range(len(self)))
 
     def __repr__(self) -> str:
@@ -869,10 +925,35 @@ def _at_least_float32(dtype: DType) -> DType:
     return dtype if dtypes.is_float(dtype) and dtype.itemsize > 4 else dtypes.float32
 
 
-def _sizes(what: str, shape: tuple[Any, ...]) -> tuple[int, ...]:
-    if not all(hasattr(s, "__index__") and not isinstance(s, UOp) and s >= 0 for s in shape):
-        raise ValueError(f"{what}: sizes are ints of at least 0, got {shape}")
-    return tuple(s.__index__() for s in shape)
+def _sizes(what: str, shape: tuple[Any, ...]) -> tuple[Any, ...]:
+    sizes = settled_all(shape)
+    for size in sizes:
+        if isinstance(size, UOp):
+            if size.dtype is not dtypes.index or least(size) < 0:
+                raise ValueError(
+                    f"{what}: a symbolic size is an index of at least 0, got {size} of "
+                    f"{size.dtype}, from {size.vmin}"
+                )
+        elif not hasattr(size, "__index__") or size < 0:
+            raise ValueError(f"{what}: sizes are ints of at least 0, got {shape}")
+    return tuple([s if isinstance(s, UOp) else s.__index__() for s in sizes])
+
+
+def _front_of_memory(node: UOp, shape: tuple[Any, ...]) -> UOp | None:
+    """The front of a BUFFER of the upper bounds of these sizes; None of anything else."""
+    whole = tuple([most(size) for size in shape])
+    return node.front(shape) if node.op is Ops.BUFFER and node.shape == whole else None
+
+
+def _number_of(what: str, sizes: Sequence[Any]) -> int:
+    """How many elements; ValueError if that is symbolic."""
+    found = product(sizes)
+    if not isinstance(found, int):
+        raise ValueError(
+            f"{what}: the bounds depend on the sizes {tuple(sizes)}, which are symbolic; "
+            "use uniform or normal with bounds of your own"
+        )
+    return found
 
 
 def _from_data(data: Any, device: str | None, dtype: DType | None) -> UOp:

@@ -677,6 +677,24 @@ cdef object sizes_of(object arg, tuple src):
     return tuple(sizes)
 
 
+cdef object settle_size = None  # tiny.mixin.sizes sets it, which every node class comes after
+
+
+def register_settle_size(function) -> None:
+    """Take the function that brings a symbolic size to its one form, an int if it is constant."""
+    global settle_size
+    settle_size = function
+
+
+cdef object settled_sizes(list sizes):
+    """A shape that arithmetic made: equal symbolic sizes are one node again."""
+    cdef Py_ssize_t k
+    for k in range(len(sizes)):
+        if type(sizes[k]) is not int and settle_size is not None:
+            sizes[k] = settle_size(sizes[k])
+    return tuple(sizes)
+
+
 cdef object infer_shape(int op, DType dtype, tuple src, object arg):
     """The shape of a node about to be made; None if it has no value."""
     cdef PyObject *c_src = <PyObject *>src
@@ -711,11 +729,10 @@ cdef object infer_shape(int op, DType dtype, tuple src, object arg):
     if op == OP_PAD:
         sizes = sizes_of(flat_pairs(arg), src) if has_symbolic(arg) else flat_pairs(arg)
         shape = (<Node>src[0]).c_shape
-        return tuple([s + sizes[2 * k] + sizes[2 * k + 1] for k, s in enumerate(shape)])
+        return settled_sizes([s + sizes[2 * k] + sizes[2 * k + 1] for k, s in enumerate(shape)])
     if op == OP_SHRINK:
         sizes = sizes_of(flat_pairs(arg), src) if has_symbolic(arg) else flat_pairs(arg)
-        # from 0 on, a symbolic end is the size itself: equal sizes stay one node
-        return tuple([
+        return settled_sizes([
             sizes[2 * k + 1] if type(sizes[2 * k]) is int and sizes[2 * k] == 0
             else sizes[2 * k + 1] - sizes[2 * k] for k in range(len(arg))
         ])

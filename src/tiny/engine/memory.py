@@ -128,7 +128,8 @@ class DeviceRuntime:
         found: dict[UOp, UOp] = {}
         for node, view in zip(wanted, schedule.outputs, strict=True):
             if view.slot in made:
-                found[node] = view.over(_reshaped(made[view.slot], schedule.slots[view.slot].shape))
+                base = _reshaped(made[view.slot], schedule.slots[view.slot].shape)
+                found[node] = view.over(base, bound.values)
                 continue
             buffer = buffers[view.slot]
             assert buffer is not None, "an output is no temporary"
@@ -137,7 +138,9 @@ class DeviceRuntime:
             plain = all(move.op is Ops.RESHAPE for move in view.moves)
             shape = node.shape if plain else schedule.slots[view.slot].shape
             made[view.slot] = buffer_node(buffer, shape)
-            found[node] = made[view.slot] if plain else view.over(made[view.slot])
+            found[node] = made[view.slot]
+            if not plain:
+                found[node] = view.over(made[view.slot], bound.values)
         if (watching := recorder()) is not None:
             watching.ran(compiled, made, bound.values)
         for node in sink.postorder():

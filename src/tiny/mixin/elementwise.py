@@ -17,6 +17,7 @@ from tiny.dtype import (
     to_dtype,
 )
 from tiny.mixin.movement import MovementMixin, broadcast_shape
+from tiny.mixin.sizes import most, settled
 
 P = ParamSpec("P")
 V = TypeVar("V", bound="ElementwiseMixin")
@@ -95,21 +96,22 @@ class ElementwiseMixin(MovementMixin):
         if to.itemsize < own.itemsize:  # the lowest bits come first in memory
             x = (x.unsqueeze(-1) >> steps).cast(small).flatten(-2)
             return x.bitcast(to)
-        if self.shape[-1] % count:
+        if settled(self.shape[-1] % count) != 0:
             raise ValueError(
                 f"bitcast: {own} to {to} joins {count} items, and the last dimension of "
                 f"{self.shape} is no multiple of that; pad it"
             )
-        x = x.reshape(*self.shape[:-1], self.shape[-1] // count, count).cast(unsigned[large])
+        x = x.reshape(*self.shape[:-1], self.shape[-1] // count, count)
+        x = x.cast(unsigned[large])
         return (x << steps)._combine(Ops.ADD).bitcast(to)
 
-    def _places(self, count: int) -> Self:
+    def _places(self, count: Any) -> Self:
         """0 to count - 1 as int32 (int64 if they need it), shape (count,).
 
         Bit by bit: place k has bit j where k // 2**j is odd, and a padded constant of shape (2,)
         is such a bit. So the cost is the logarithm of the count, and there is no reduction.
         """
-        bits = max(count - 1, 0).bit_length()
+        bits = max(most(count) - 1, 0).bit_length()
         bit = self._scalar(True).reshape(1).pad(((1, 0),))
         dtype = dtypes.int32 if bits < 32 else dtypes.int64
         total = self._scalar(0, dtype).reshape((1,) * max(bits, 1))
@@ -117,7 +119,7 @@ class ElementwiseMixin(MovementMixin):
             shape = tuple(2 if axis == j else 1 for axis in range(bits))
             weight = self._scalar(1 << (bits - 1 - j), dtype)
             total = total + bit.reshape(shape).where(weight, 0)
-        return total.reshape(1 << bits).shrink(((0, count),))
+        return total.reshape(1 << bits)._shrink(((0, count),))
 
     def _combine(self, op: Ops) -> Self:
         """Fold the last dimension, which is short, by an elementwise operation."""
@@ -177,16 +179,18 @@ class ElementwiseMixin(MovementMixin):
         """The comparison with a Python int that this dtype can not hold: known at once."""
         if other.dtype is not dtypes.weakint or self.dtype in dtypes.weaks:
             return None
-        value = other._number()
-        if self.dtype is dtypes.bool or self.dtype.min <= value <= self.dtype.max:
+        low, high = other._number_bounds()
+        if self.dtype is dtypes.bool or (self.dtype.min <= low and high <= self.dtype.max):
             return None
-        above = value > self.dtype.max
+        if low != high:
+            return self.cast(dtypes.int64)._binop(op, other.cast(dtypes.int64), reverse)
+        above = low > self.dtype.max
         holds = op is Ops.CMPNE or (op is Ops.CMPLT and above != reverse)
         return self._node(Ops.CMPEQ if holds else Ops.CMPNE, dtypes.bool, (self,))
 
-    def _number(self) -> Any:
-        """The value of a scalar constant."""
-        raise TypeError("not a constant")
+    def _number_bounds(self) -> tuple[Any, Any]:
+        """The least and the greatest value of a Python number or an expression of Variables."""
+        raise TypeError("not a number")
 
     def _integers(self, op: Ops, x: Any, reverse: bool, allow_bool: bool = True) -> Self:
         """An operation that only integers have."""

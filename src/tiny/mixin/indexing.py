@@ -9,6 +9,7 @@ from tiny.dtype import dtypes
 from tiny.helpers import ceildiv
 from tiny.mixin.movement import broadcast_shape
 from tiny.mixin.processing import ProcessingMixin
+from tiny.mixin.sizes import difference, is_at_most, least, most, settled, total
 
 
 class _Cut(NamedTuple):
@@ -76,30 +77,37 @@ class IndexingMixin(ProcessingMixin):
 
     def _single(self, index: Any, axis: int) -> _Cut:
         """One place of a dimension."""
-        if isinstance(index, bool) or not hasattr(index, "__index__"):
+        size = self.shape[axis]
+        if isinstance(index, Node) and index.shape == () and dtypes.is_int(index.dtype):
+            place = settled(index)
+        elif isinstance(index, bool) or not hasattr(index, "__index__"):
             raise IndexError(
                 f"an index is an int, a slice, None, Ellipsis or a tensor of integers, got "
                 f"{index!r} of type {type(index).__name__}"
             )
-        place, size = index.__index__(), self.shape[axis]
-        if not -size <= place < size:
-            raise IndexError(
-                f"index {place} is out of range for dimension {axis} of shape {self.shape}, "
-                f"which has {size} elements"
-            )
-        return _Cut(place % size, place % size + 1)
+        else:
+            place = index.__index__()
+        begin = _from_front(place, size)
+        if begin is None or not (is_at_most(0, begin) and is_at_most(total((begin, 1)), size)):
+            where = f"dimension {axis} of shape {self.shape}, which has {size} elements"
+            if isinstance(place, int) and isinstance(size, int):
+                raise IndexError(f"index {place} is out of range for {where}")
+            raise IndexError(f"index {place} may be out of range for {where}")
+        return _Cut(begin, total((begin, 1)))
 
     def _take(self, cuts: list[_Cut]) -> Self:
-        x = self.shrink([(c.begin, c.end) for c in cuts])
+        x = self._shrink([(c.begin, c.end) for c in cuts])
         x = x.flip([axis for axis, c in enumerate(cuts) if c.backwards])
         if all(c.step == 1 for c in cuts):
             return x
         # rows of a step, of which the first element is kept
-        counts = [ceildiv(s, c.step) for s, c in zip(x.shape, cuts, strict=True)]
+        counts = [settled(ceildiv(s, c.step)) for s, c in zip(x.shape, cuts, strict=True)]
         pairs = list(zip(counts, [c.step for c in cuts], strict=True))
-        x = x.pad([(0, n * k - s) for (n, k), s in zip(pairs, x.shape, strict=True)])
+        missing = [difference(n * k, s) for (n, k), s in zip(pairs, x.shape, strict=True)]
+        if any(m != 0 for m in missing):
+            x = x._pad([size for m in missing for size in (0, m)])
         x = x.reshape([size for pair in pairs for size in pair])
-        x = x.shrink([pair for n, _ in pairs for pair in ((0, n), (0, 1))])
+        x = x._shrink([pair for n, _ in pairs for pair in ((0, n), (0, 1))])
         return x.reshape(counts)
 
     def _pick(self, picked: list[tuple[int, Self]]) -> Self:
@@ -115,7 +123,7 @@ class IndexingMixin(ProcessingMixin):
                     "elements that is not known before it runs: use where"
                 )
             if not dtypes.is_unsigned(values.dtype):
-                values = (values < 0).where(values + size, values)
+                values = (values < 0).where(values + values._scalar(size, values.dtype), values)
             here = values._is_place(size)
             own = [size if j == k else 1 for j in range(len(sizes))]
             here = here.reshape(values.shape + tuple(own))
@@ -133,13 +141,17 @@ class IndexingMixin(ProcessingMixin):
         return x.permute(order)
 
 
+def _from_front(place: Any, size: Any) -> Any:
+    """A place counted from the front; None if it is not known from which end it counts."""
+    if least(place) >= 0:
+        return place
+    return total((size, place)) if most(place) < 0 else None
+
+
 def _slice(index: slice, size: Any) -> _Cut:
     bounds = (index.start, index.stop, index.step)
     if any(isinstance(b, Node) for b in bounds) or isinstance(size, Node):
-        if index.step not in (None, 1):
-            raise IndexError(f"a slice with a symbolic bound has step 1, got {index.step}")
-        begin = 0 if index.start is None else index.start
-        return _Cut(begin, size if index.stop is None else index.stop)
+        return _symbolic_slice(index, size)
     if any(b is not None and (isinstance(b, bool) or not hasattr(b, "__index__")) for b in bounds):
         raise IndexError(f"the bounds of a slice are ints or None, got {index}")
     if index.step is not None and index.step.__index__() == 0:
@@ -149,3 +161,54 @@ def _slice(index: slice, size: Any) -> _Cut:
         return _Cut(0, 0)
     low, high = min(places[0], places[-1]), max(places[0], places[-1])
     return _Cut(low, high + 1, abs(places.step), places.step < 0)
+
+
+def _symbolic_slice(index: slice, size: Any) -> _Cut:
+    """A slice with a symbolic bound, or of a symbolic size.
+
+    What Python would clip must be known not to need it, for all values of the Variables.
+    """
+    step = 1 if index.step is None else index.step
+    if not isinstance(step, int) or step == 0:
+        raise IndexError(f"the step of a slice is an int other than 0, got {step}")
+    if step < 0:
+        if index.start is not None or index.stop is not None:
+            raise IndexError(
+                f"a slice of a symbolic size backwards is of all of it, [::{step}], got "
+                f"{_slice_text(index)}; cut first"
+            )
+        return _Cut(0, size, -step, True)
+    begin = _bound(index, 0 if index.start is None else index.start, size)
+    end = _bound(index, size if index.stop is None else index.stop, size)
+    if is_at_most(end, begin):
+        return _Cut(0, 0)
+    if not is_at_most(begin, end):
+        raise IndexError(
+            f"{_slice_text(index)} of a dimension of {size}: that {begin} is at most {end} is not "
+            "known for all values of the Variables; give them narrower bounds"
+        )
+    return _Cut(begin, end, step)
+
+
+def _bound(index: slice, bound: Any, size: Any) -> Any:
+    """A bound of a slice as a place from 0 to `size`."""
+    if isinstance(bound, bool) or not (isinstance(bound, Node) or hasattr(bound, "__index__")):
+        raise IndexError(f"the bounds of a slice are ints, Variables or None, got {bound!r}")
+    place = settled(bound) if isinstance(bound, Node) else bound.__index__()
+    found = _from_front(place, size)
+    if found is not None and is_at_most(found, 0):
+        return 0
+    if found is not None and is_at_most(size, found):
+        return size
+    if found is None or not (is_at_most(0, found) and is_at_most(found, size)):
+        raise IndexError(
+            f"{_slice_text(index)} of a dimension of {size}: that {place} is a place in it is not "
+            "known for all values of the Variables; give them narrower bounds"
+        )
+    return found
+
+
+def _slice_text(index: slice) -> str:
+    """A slice as it is written."""
+    start, stop = ("" if b is None else str(b) for b in (index.start, index.stop))
+    return f"[{start}:{stop}]" if index.step is None else f"[{start}:{stop}:{index.step}]"

@@ -8,8 +8,20 @@ from typing import Any, Self
 from tiny._core.graph import Node
 from tiny._core.ops import Ops
 from tiny.dtype import least_upper_dtype, strong_dtype
-from tiny.helpers import all_int, argfix, ceildiv, make_tuple, prod
+from tiny.helpers import all_int, argfix, ceildiv, make_tuple
 from tiny.mixin.protocol import GraphValue, Shape
+from tiny.mixin.sizes import (
+    difference,
+    is_at_most,
+    least,
+    most,
+    product,
+    settled,
+    settled_all,
+    split_sizes,
+    total,
+    why_unequal,
+)
 
 
 def broadcast_shape(what: str, *shapes: Shape) -> Shape:
@@ -28,16 +40,10 @@ def broadcast_shape(what: str, *shapes: Shape) -> Shape:
             raise ValueError(
                 f"{what}: the shapes {' and '.join(map(str, shapes))} do not broadcast; sizes must "
                 "be equal or 1, counted from the last dimension: reshape or expand one"
+                f"{why_unequal(wide)}"
             )
         result.append(wide[0] if wide else 1)
     return tuple(result)
-
-
-def _split_sizes(sizes: Sequence[Any]) -> tuple[tuple[int | None, ...], tuple[Any, ...]]:
-    """Static sizes, None where one is symbolic; and the symbolic ones. Constants are static."""
-    known = [s.arg if isinstance(s, Node) and s.op is Ops.CONST else s for s in sizes]
-    symbolic = tuple(s for s in known if not isinstance(s, int))
-    return tuple(s if isinstance(s, int) else None for s in known), symbolic
 
 
 class MovementMixin(GraphValue):
@@ -54,27 +60,27 @@ class MovementMixin(GraphValue):
         """
         own = self.shape
         asked = argfix(shape, *args)
-        new = tuple(own[k] if s is None and k < len(own) else s for k, s in enumerate(asked))
-        if not all(isinstance(s, Node) or (isinstance(s, int) and s >= -1) for s in new):
+        new = settled_all(own[k] if s is None and k < len(own) else s for k, s in enumerate(asked))
+        if not all(s.vmin >= 0 if isinstance(s, Node) else _is_size(s) for s in new):
             raise ValueError(f"reshape: sizes are ints of at least 0, or one -1; got {asked}")
         unknown = [k for k, s in enumerate(new) if isinstance(s, int) and s == -1]
         if len(unknown) > 1:
             raise ValueError(f"reshape: only one size can be -1, got {asked}")
         if unknown:
-            total, rest = prod(own), prod(s for s in new if not (isinstance(s, int) and s == -1))
-            fits = rest and total % rest == 0 if all_int((total, rest)) else True
-            if not fits:
+            left = _quotient(own, [s for k, s in enumerate(new) if k != unknown[0]])
+            if left is None:
                 raise ValueError(
-                    f"reshape: {own} has {total} elements, which {asked} can not divide; "
+                    f"reshape: {own} has {product(own)} elements, which {asked} can not divide; "
                     "give all sizes"
                 )
-            new = tuple(total // rest if k == unknown[0] else s for k, s in enumerate(new))
-        if all_int(own) and all_int(new) and prod(own) != prod(new):
+            new = tuple([left if k == unknown[0] else s for k, s in enumerate(new)])
+        if product(own) != product(new):
             raise ValueError(
-                f"reshape: {own} has {prod(own)} elements and {new} has {prod(new)}; "
+                f"reshape: {own} has {product(own)} elements and {new} has {product(new)}; "
                 "they must be equal: expand, pad or shrink to change their number"
+                f"{why_unequal((*own, *new))}"
             )
-        return self if new == own else self._move(Ops.RESHAPE, *_split_sizes(new))
+        return self if new == own else self._move(Ops.RESHAPE, *split_sizes(new))
 
     def permute(self, order: Any, *args: Any) -> Self:
         """The dimensions in another order. ValueError if `order` names not each one once."""
@@ -90,7 +96,7 @@ class MovementMixin(GraphValue):
         """Dimensions of size 1 repeated to another size; new ones come first. -1 or None keeps."""
         asked = argfix(shape, *args)
         own = (1,) * (len(asked) - self.ndim) + self.shape
-        new = tuple(
+        new = settled_all(
             o if s is None or (isinstance(s, int) and s == -1) else s
             for o, s in zip(own, asked, strict=False)
         )
@@ -99,9 +105,9 @@ class MovementMixin(GraphValue):
         ):
             raise ValueError(
                 f"expand: {self.shape} does not expand to {asked}; only sizes of 1 grow, and new "
-                "dimensions come first"
+                f"dimensions come first{why_unequal((*own, *new))}"
             )
-        if any(isinstance(n, int) and n < 0 for n in new):
+        if any(least(n) < 0 for n in new):
             raise ValueError(f"expand: sizes are at least 0, got {asked}")
         return self._broadcast_to(new)
 
@@ -110,7 +116,7 @@ class MovementMixin(GraphValue):
         x = self
         if x.ndim and x.ndim != len(shape):
             x = x.reshape((1,) * (len(shape) - x.ndim) + x.shape)
-        return x if x.shape == shape else x._move(Ops.EXPAND, *_split_sizes(shape))
+        return x if x.shape == shape else x._move(Ops.EXPAND, *split_sizes(shape))
 
     def flip(self, axis: Any, *args: Any) -> Self:
         """Reversed along dimensions."""
@@ -126,16 +132,23 @@ class MovementMixin(GraphValue):
                 f"shrink: one (begin, end) for each of the {self.ndim} dimensions of {self.shape} "
                 f"is needed, got {arg}"
             )
-        pairs = [(0, s) if pair is None else pair for pair, s in zip(arg, self.shape, strict=True)]
+        pairs = [
+            (0, s) if pair is None else (settled(pair[0]), settled(pair[1]))
+            for pair, s in zip(arg, self.shape, strict=True)
+        ]
         for (begin, end), size in zip(pairs, self.shape, strict=True):
-            if all_int((begin, end, size)) and not 0 <= begin <= end <= size:
+            if not (is_at_most(0, begin) and is_at_most(begin, end) and is_at_most(end, size)):
                 raise ValueError(
                     f"shrink: ({begin}, {end}) is not inside a dimension of {size}, of shape "
-                    f"{self.shape}"
+                    f"{self.shape}{_for_all_values(begin, end, size)}"
                 )
-        if all(tuple(pair) == (0, size) for pair, size in zip(pairs, self.shape, strict=True)):
+        return self._shrink(pairs)
+
+    def _shrink(self, pairs: Sequence[tuple[Any, Any]]) -> Self:
+        """Shrink, after a check elsewhere."""
+        if all(begin == 0 and end == s for (begin, end), s in zip(pairs, self.shape, strict=True)):
             return self
-        static, symbolic = _split_sizes([size for pair in pairs for size in pair])
+        static, symbolic = split_sizes([size for pair in pairs for size in pair])
         return self._move(Ops.SHRINK, tuple(zip(static[::2], static[1::2], strict=True)), symbolic)
 
     def pad(self, padding: Sequence[Any], mode: str = "constant", value: float = 0.0) -> Self:
@@ -147,35 +160,53 @@ class MovementMixin(GraphValue):
             raise ValueError(f'pad: mode is "constant", got {mode!r}')
         pairs = self._pad_pairs(padding)
         cut = tuple(
-            (max(0, -lo), s - max(0, -hi)) if lo < 0 or hi < 0 else None
+            (-lo if most(lo) < 0 else 0, difference(s, -hi) if most(hi) < 0 else s)
+            if most(lo) < 0 or most(hi) < 0
+            else None
             for (lo, hi), s in zip(pairs, self.shape, strict=True)
         )
         x = self.shrink(cut) if any(cut) else self
-        grown = tuple((max(lo, 0), max(hi, 0)) for lo, hi in pairs)
-        if not any(lo or hi for lo, hi in grown):
+        grown = [size if least(size) >= 0 else 0 for pair in pairs for size in pair]
+        if not any(isinstance(size, Node) or size for size in grown):
             return x
-        padded = x._move(Ops.PAD, grown)
+        padded = x._pad(grown)
         if value == 0:
             return padded
-        inside = self._scalar(True)._broadcast_to(x.shape)._move(Ops.PAD, grown)
+        inside = self._scalar(True)._broadcast_to(x.shape)._pad(grown)
         return inside.where(padded, value).cast(self.dtype)
 
-    def _pad_pairs(self, padding: Sequence[Any]) -> list[tuple[int, int]]:
-        if all(isinstance(p, int) for p in padding):
+    def _pad(self, sizes: Sequence[Any]) -> Self:
+        """Zeros around: before and after each dimension, none negative."""
+        static, symbolic = split_sizes(sizes)
+        return self._move(Ops.PAD, tuple(zip(static[::2], static[1::2], strict=True)), symbolic)
+
+    def _pad_pairs(self, padding: Sequence[Any]) -> list[tuple[Any, Any]]:
+        pairs = self._pairs(padding)
+        for size in (size for pair in pairs for size in pair):
+            if least(size) < 0 < most(size):
+                raise ValueError(
+                    f"pad: {size} may be negative or positive, from {size.vmin} to {size.vmax}; "
+                    "give the Variable bounds that decide whether to pad or to cut"
+                )
+        return pairs
+
+    def _pairs(self, padding: Sequence[Any]) -> list[tuple[Any, Any]]:
+        if all(isinstance(p, int | Node) for p in padding):
             if len(padding) % 2 or len(padding) > 2 * self.ndim:
                 raise ValueError(
                     f"pad: numbers come in pairs, at most one for each of the {self.ndim} "
                     f"dimensions of {self.shape}, got {padding}"
                 )
-            last_first = list(zip(padding[::2], padding[1::2], strict=True))
+            sizes = settled_all(padding)
+            last_first = list(zip(sizes[::2], sizes[1::2], strict=True))
             return [(0, 0)] * (self.ndim - len(last_first)) + last_first[::-1]
         if len(padding) != self.ndim:
             raise ValueError(
                 f"pad: one (before, after) for each of the {self.ndim} dimensions of "
                 f"{self.shape} is needed, got {padding}"
             )
-        pairs = [(0, 0) if p is None else tuple(p) for p in padding]
-        if not all(len(p) == 2 and all_int(p) for p in pairs):
+        pairs = [(0, 0) if p is None else settled_all(p) for p in padding]
+        if not all(len(p) == 2 and all(isinstance(n, int | Node) for n in p) for p in pairs):
             raise ValueError(f"pad: (before, after) are two ints, got {padding}")
         return [(p[0], p[1]) for p in pairs]
 
@@ -193,19 +224,19 @@ class MovementMixin(GraphValue):
                 f"flatten: dimension {start_dim} comes after {end_dim} in {self.shape}"
             )
         shape = self.shape
-        return self.reshape(*shape[:start], prod(shape[start : end + 1]), *shape[end + 1 :])
+        return self.reshape(*shape[:start], product(shape[start : end + 1]), *shape[end + 1 :])
 
-    def unflatten(self, dim: int, sizes: Sequence[int]) -> Self:
+    def unflatten(self, dim: int, sizes: Sequence[Any]) -> Self:
         """One dimension as several; one size may be -1."""
         dim, shape = self._resolve_dim(dim), self.shape
-        sizes = tuple(sizes)
+        sizes = settled_all(sizes)
         if -1 in sizes:
-            rest = -prod(sizes)
-            sizes = tuple(shape[dim] // rest if s == -1 and rest else s for s in sizes)
-        if prod(sizes) != shape[dim]:
+            left = _quotient(shape[dim : dim + 1], [s for s in sizes if s != -1])
+            sizes = tuple([left if s == -1 and left is not None else s for s in sizes])
+        if product(sizes) != shape[dim]:
             raise ValueError(
                 f"unflatten: dimension {dim} of {shape} has {shape[dim]} elements, "
-                f"and {sizes} has {prod(sizes)}"
+                f"and {sizes} has {product(sizes)}"
             )
         return self.reshape(*shape[:dim], *sizes, *shape[dim + 1 :])
 
@@ -244,7 +275,10 @@ class MovementMixin(GraphValue):
     def repeat(self, repeats: Any, *args: Any) -> Self:
         """The whole put side by side so many times in each dimension; new ones come first."""
         counts = argfix(repeats, *args)
-        if len(counts) < self.ndim or any(not isinstance(c, int) or c < 0 for c in counts):
+        counts = settled_all(counts)
+        if len(counts) < self.ndim or not all(
+            isinstance(c, int | Node) and least(c) >= 0 for c in counts
+        ):
             raise ValueError(
                 f"repeat: a count of at least 0 for each of the {self.ndim} dimensions of "
                 f"{self.shape} is needed, got {counts}"
@@ -252,9 +286,9 @@ class MovementMixin(GraphValue):
         own = (1,) * (len(counts) - self.ndim) + self.shape
         x = self.reshape([size for s in own for size in (1, s)])
         x = x.expand([size for c, s in zip(counts, own, strict=True) for size in (c, s)])
-        return x.reshape([c * s for c, s in zip(counts, own, strict=True)])
+        return x.reshape([product(pair) for pair in zip(counts, own, strict=True)])
 
-    def repeat_interleave(self, repeats: int, dim: int | None = None) -> Self:
+    def repeat_interleave(self, repeats: Any, dim: int | None = None) -> Self:
         """Each element so many times in a row."""
         x, dim = (self.flatten(), 0) if dim is None else (self, self._resolve_dim(dim))
         shape = x.shape
@@ -264,20 +298,26 @@ class MovementMixin(GraphValue):
     def split(self, sizes: int | Sequence[int], dim: int = 0) -> tuple[Self, ...]:
         """Pieces along a dimension, of one size (the last may be smaller) or of these sizes."""
         dim = self._resolve_dim(dim)
-        total = self.shape[dim]
+        whole = self.shape[dim]
         if isinstance(sizes, int):
             if sizes <= 0:
                 raise ValueError(f"split: pieces have a size of at least 1, got {sizes}")
-            sizes = [min(sizes, total - at) for at in range(0, max(total, 1), sizes)]
-        if sum(sizes) != total:
+            if isinstance(whole, Node):
+                raise ValueError(
+                    f"split: into how many pieces of {sizes} dimension {dim} of {self.shape} goes "
+                    "is not known; give the sizes of all pieces"
+                )
+            sizes = [min(sizes, whole - at) for at in range(0, max(whole, 1), sizes)]
+        if total(sizes) != whole:
             raise ValueError(
-                f"split: the sizes {list(sizes)} sum to {sum(sizes)}, dimension {dim} of "
-                f"{self.shape} has {total}"
+                f"split: the sizes {list(sizes)} sum to {total(sizes)}, dimension {dim} of "
+                f"{self.shape} has {whole}"
             )
         pieces, at = [], 0
         for size in sizes:
-            pieces.append(self._cut(dim, at, at + size))
-            at += size
+            end = total((at, size))
+            pieces.append(self._cut(dim, at, end))
+            at = end
         return tuple(pieces)
 
     def chunk(self, chunks: int, dim: int = 0) -> list[Self]:
@@ -285,7 +325,16 @@ class MovementMixin(GraphValue):
         dim = self._resolve_dim(dim)
         if chunks <= 0:
             raise ValueError(f"chunk: a number of at least 1 is needed, got {chunks}")
-        return list(self.split(max(ceildiv(self.shape[dim], chunks), 1), dim))
+        size = self.shape[dim]
+        if isinstance(size, Node):
+            each = _quotient([size], [chunks])
+            if each is None:
+                raise ValueError(
+                    f"chunk: that {chunks} pieces of one size make up dimension {dim} of "
+                    f"{self.shape} is not known; split it into pieces of given sizes"
+                )
+            return list(self.split([each] * chunks, dim))
+        return list(self.split(max(ceildiv(size, chunks), 1), dim))
 
     def _cut(self, dim: int, begin: Any, end: Any) -> Self:
         """From begin to end along one dimension."""
@@ -301,8 +350,18 @@ class MovementMixin(GraphValue):
             raise ValueError(f"roll: {len(by)} shifts for {len(axes)} dimensions: {shifts}, {dims}")
         for shift, axis in zip(by, (self._resolve_dim(a) for a in axes), strict=True):
             size = x.shape[axis]
-            if size and shift % size:
+            if isinstance(size, Node):
+                # within one turn either way: else the remainder would depend on the size
+                if not is_at_most(abs(shift), size):
+                    raise ValueError(
+                        f"roll: a shift by {shift} may go round dimension {axis} of {x.shape} "
+                        f"more than once{_for_all_values(size)}"
+                    )
+                shift = shift if shift >= 0 else size + shift
+                at = difference(size, shift)
+            elif size:
                 at = size - shift % size
+            if size != 0 and at != size:
                 twice = x.repeat([2 if k == axis else 1 for k in range(x.ndim)])
                 x = twice._cut(axis, at, at + size)
         return x
@@ -322,23 +381,23 @@ class MovementMixin(GraphValue):
             ):
                 raise ValueError(
                     f"cat: the shapes {self.shape} and {v.shape} differ outside dimension {dim}"
+                    f"{why_unequal((*self.shape, *v.shape))}"
                 )
         dtype = least_upper_dtype(*[v.dtype for v in values])
         values = [v.cast(dtype) for v in values if v.shape[dim] != 0] or [self.cast(dtype)]
-        total = sum(v.shape[dim] for v in values)
-        result, end = None, total
+        whole = total(v.shape[dim] for v in values)
+        result, end = None, whole
         # from the last to the first: inside its own place each is chosen, not added, so that
         # NaN and -0.0 stay what they are
         for v in reversed(values):
-            begin = end - v.shape[dim]
-            place = [(begin, total - end) if k == dim else (0, 0) for k in range(self.ndim)]
-            padded = v.pad(place)
+            begin, after = difference(end, v.shape[dim]), difference(whole, end)
+            place = [(begin, after) if k == dim else (0, 0) for k in range(self.ndim)]
+            padded = v._pad([size for pair in place for size in pair])
             if result is None:
                 result = padded
             else:
-                ones = self._scalar(True)._broadcast_to((end,))
-                front = ones.pad(((0, total - end),))
-                front = front.reshape([total if k == dim else 1 for k in range(self.ndim)])
+                front = self._scalar(True)._broadcast_to((end,))._pad((0, after))
+                front = front.reshape([whole if k == dim else 1 for k in range(self.ndim)])
                 result = front.where(padded, result)
             end = begin
         assert result is not None
@@ -375,6 +434,11 @@ class MovementMixin(GraphValue):
                 f"dimensions of a window of {tuple(kernel)}"
             )
         lead, sizes = self.shape[: self.ndim - n], self.shape[self.ndim - n :]
+        if not all_int(sizes):
+            raise ValueError(
+                f"windows over the last {n} dimensions of {self.shape} need sizes that are known; "
+                "pad what is symbolic to its upper bound"
+            )
         for k, s, d, size in zip(kernel, strides, dilations, sizes, strict=True):
             if k < 1 or s < 1 or d < 1:
                 raise ValueError(
@@ -431,7 +495,7 @@ class MovementMixin(GraphValue):
 
     def numel(self) -> Any:
         """How many elements there are."""
-        return prod(self.shape)
+        return product(self.shape)
 
     def size(self, dim: int | None = None) -> Any:
         """The shape, or the size of one dimension."""
@@ -440,3 +504,37 @@ class MovementMixin(GraphValue):
     def nbytes(self) -> Any:
         """How many bytes the elements take."""
         return self.numel() * strong_dtype(self.dtype).itemsize
+
+
+def _is_size(s: Any) -> bool:
+    """Whether this is a number of elements, or the -1 that stands for what is left."""
+    return isinstance(s, int) and s >= -1
+
+
+def _quotient(sizes: Sequence[Any], by: Sequence[Any]) -> Any:
+    """The number which, times `by`, makes up as many elements as `sizes`; None if none does."""
+    whole, left, rest = product(sizes), list(sizes), []
+    for size in by:  # what is on both sides cancels out, whatever its value
+        if isinstance(size, Node) and size in left:
+            left.remove(size)
+        else:
+            rest.append(size)
+    part = product(rest)
+    if isinstance(part, int) and part == 0:
+        return None
+    found = settled(product(left) // part)
+    return found if product((found, *by)) == whole else None
+
+
+def _for_all_values(*sizes: Any) -> str:
+    """What to add to a message about sizes that do not hold for all values of a Variable."""
+    names = dict.fromkeys(
+        f"{v.arg.name!r} (from {v.arg.vmin} to {v.arg.vmax})"
+        for size in sizes
+        if isinstance(size, Node)
+        for v in size.postorder()
+        if v.op is Ops.DEFINE_VAR
+    )
+    if not names:
+        return ""
+    return f" for all values of {' and '.join(names)}; give it narrower bounds"

@@ -17,6 +17,7 @@ from tiny.dtype import (
 from tiny.helpers import ceildiv, make_tuple
 from tiny.mixin.elementwise import in_float32
 from tiny.mixin.reduce import ReduceMixin
+from tiny.mixin.sizes import is_at_most, why_unequal
 
 Sizes = int | Sequence[int]
 
@@ -42,6 +43,7 @@ class ProcessingMixin(ReduceMixin):
         if x.shape[-1] != inner:
             raise ValueError(
                 f"matmul: inner sizes differ, got {x.shape} @ {w.shape}; transpose or reshape one"
+                f"{why_unequal((x.shape[-1], inner))}"
             )
         result = strong_dtype(least_upper_dtype(x.dtype, w.dtype))
         wide = sum_acc_dtype(result) if dtype is None else to_dtype(dtype)
@@ -226,7 +228,9 @@ class ProcessingMixin(ReduceMixin):
         """
         dim = self._resolve_dim(dim)
         if index.ndim != self.ndim or any(
-            i > s for k, (i, s) in enumerate(zip(index.shape, self.shape, strict=True)) if k != dim
+            not is_at_most(i, s)
+            for k, (i, s) in enumerate(zip(index.shape, self.shape, strict=True))
+            if k != dim
         ):
             raise ValueError(
                 f"gather: the index {index.shape} must have the dimensions of {self.shape}, "
@@ -328,7 +332,7 @@ class ProcessingMixin(ReduceMixin):
             return loss._reduced(reduction)
         if Y.shape != self.shape:
             raise ValueError(f"cross_entropy: shares of shape {Y.shape} do not fit {self.shape}")
-        shares = (1 - label_smoothing) * Y + label_smoothing / classes
+        shares = (1 - label_smoothing) * Y + label_smoothing / self._size_value(classes)
         return -(log_shares * shares).sum(dim)._reduced(reduction)
 
     def sparse_categorical_crossentropy(

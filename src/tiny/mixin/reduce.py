@@ -8,8 +8,9 @@ from typing import Any, Self
 from tiny._core.args import ReduceArg
 from tiny._core.ops import Ops
 from tiny.dtype import DTypeLike, dtypes, strong_dtype, sum_acc_dtype
-from tiny.helpers import ceildiv, make_tuple, prod
+from tiny.helpers import ceildiv, make_tuple
 from tiny.mixin.elementwise import ElementwiseMixin, in_float32
+from tiny.mixin.sizes import difference, is_at_most, most, product
 
 Axis = int | Sequence[int] | None
 
@@ -77,7 +78,7 @@ class ReduceMixin(ElementwiseMixin):
         return self.cast(dtypes.bool).min(axis, keepdim)
 
     def _count(self, axes: tuple[int, ...]) -> Any:
-        return prod(self.shape[a] for a in axes)
+        return product(self.shape[a] for a in axes)
 
     @in_float32
     def mean(self, axis: Axis = None, keepdim: bool = False) -> Self:
@@ -94,9 +95,11 @@ class ReduceMixin(ElementwiseMixin):
         """The variance: squared distances to the mean over the count less `correction`."""
         axes = self._axes(axis)
         squares = (self - self.mean(axes, keepdim=True)).square()
-        count = self._count(axes) - correction
+        count = difference(self._count(axes), correction)
         if isinstance(count, int):
             count = max(count, 0)
+        elif not is_at_most(0, count):
+            count = count.maximum(0)
         return squares._reduce(Ops.ADD, axes, keepdim) / self._size_value(count)
 
     @in_float32
@@ -133,13 +136,17 @@ class ReduceMixin(ElementwiseMixin):
         size = x.shape[axis]
         if size == 0:
             raise ValueError(f"argmax: dimension {axis} of {x.shape} has no elements")
+        if not is_at_most(1, size):
+            raise ValueError(f"argmax: dimension {axis} of {x.shape} may have no elements")
         largest = x.eq(x.max(axis, keepdim=True))
         if dtypes.is_float(x.dtype):
             largest = largest | x.isnan()
         # counted from the end, so that the first place is the largest number
-        from_end = (size - x._places(size)).reshape([size] + [1] * (x.ndim - 1 - axis))
-        found = size - largest.where(from_end, 0).max(axis, keepdim)
-        return found.cast(dtypes.int32 if size < 2**31 else dtypes.int64)
+        places = x._places(size)
+        count = size if isinstance(size, int) else x._scalar(size, places.dtype)
+        from_end = (count - places).reshape([size] + [1] * (x.ndim - 1 - axis))
+        found = count - largest.where(from_end, 0).max(axis, keepdim)
+        return found.cast(dtypes.int32 if most(size) < 2**31 else dtypes.int64)
 
     def argmin(self, axis: int | None = None, keepdim: bool = False) -> Self:
         """The place of the first smallest element, int32; NaN counts as the smallest."""
@@ -197,8 +204,12 @@ class ReduceMixin(ElementwiseMixin):
     def _running_sum(self, axis: int) -> Self:
         """In blocks, so that a row of n is summed in about n sqrt(n) steps, not n²."""
         size = self.shape[axis]
-        if prod(self.shape) == 0:
+        if 0 in self.shape:
             return self
+        if not isinstance(size, int):
+            rest = [difference(most(size), size) if k == axis else 0 for k in range(self.ndim)]
+            padded = self._pad([n for after in rest for n in (0, after)])
+            return padded._running_sum(axis)._cut(axis, 0, size)
         x = self.permute([*[k for k in range(self.ndim) if k != axis], axis])
         block = 256
         if size <= block:

@@ -214,6 +214,9 @@ def _find_output(g: TensorGraph, i: int) -> Output:
     if at not in g.stored:
         *views, at = g.chain_to_memory(at)
         moves += [g.nodes[k] for k in views]
+    elif g.shape[at] != g.nodes[at].shape:
+        # of memory of the upper bounds: what it is over here does not matter
+        moves.append(UOp.placeholder(g.shape[at], g.nodes[at].dtype, 0).front(g.nodes[at].shape))
     return Output(at, tuple(reversed(moves)))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -67,16 +67,21 @@ class View(NamedTuple):
     slot: int
     moves: tuple[UOp, ...]
 
-    def over(self, node: UOp) -> UOp:
-        """The view of `node`, the BUFFER that holds the slot."""
+    def over(self, node: UOp, values: Mapping[str, Any] | None = None) -> UOp:
+        """The view of `node`, the BUFFER that holds the slot; its Variables bound to `values`."""
         for move in self.moves:
             node = UOp(
                 move.op,
                 node.dtype if move.op is not Ops.BITCAST else move.dtype,
-                (node, *move.src[1:]),
+                (node, *[_bound(size, values or {}) for size in move.src[1:]]),
                 move.arg,
             )
         return node
+
+
+def _bound(size: UOp, values: Mapping[str, Any]) -> UOp:
+    """A size with a value for each Variable in it."""
+    return size.substitute({v: v.bind(values[v.arg.name]) for v in size.variables()}, walk=True)
 
 
 class ScheduleStats(NamedTuple):
@@ -166,6 +171,11 @@ def create_schedule(
                 schedule = _make_schedule(graph, buffers, target_of, default_device)
                 _keep(shared, schedule)
             values.update((f"~{k}", constants[k].arg) for k in varied)
+    for name in schedule.variables:
+        if name not in values:
+            raise ValueError(
+                f"variable {name!r} has no value: bind it, with .bind(value), where it enters"
+            )
     return BoundSchedule(schedule, tuple(buffers), values)
 
 

@@ -25,6 +25,7 @@ from tiny._core.graph import COMMUTATIVE, ELEMENTWISE, Node, make_node, register
 from tiny._core.ops import Ops
 from tiny._core.types import DType
 from tiny.dtype import dtypes, least_upper_dtype
+from tiny.mixin.sizes import split_sizes
 from tiny.uop.printing import graph_text
 from tiny.uop.upat import PatternMatcher, UPat, graph_rewrite, substitute
 
@@ -131,6 +132,21 @@ class UOp(Node):
             raise TypeError(f"unbind: only a bound variable has a value, this is {self.op!r}")
         return self.src[0], self.src[1].arg
 
+    def unbind_all(self) -> tuple[UOp, dict[UOp, int]]:
+        """This with each bound variable bare, and the values that they had.
+
+        ValueError if one has two values.
+        """
+        values: dict[UOp, int] = {}
+        binds = [n for n in self.postorder() if n.op is Ops.BIND]
+        for variable, value in (bind.unbind() for bind in binds):
+            if values.setdefault(variable, value) != value:
+                raise ValueError(
+                    f"variable {variable.arg.name!r} is bound to {values[variable]} and to {value} "
+                    "in one expression"
+                )
+        return self.substitute({bind: bind.src[0] for bind in binds}, walk=True), values
+
     @staticmethod
     def range(
         end: sint, axis_id: int, axis_type: AxisType = AxisType.LOOP, dtype: DType = dtypes.index
@@ -161,6 +177,14 @@ class UOp(Node):
     def after(self, *effects: UOp) -> UOp:
         """This value, once the effects have happened."""
         return UOp(Ops.AFTER, self.dtype, (self, *effects))
+
+    def front(self, shape: tuple[sint, ...]) -> UOp:
+        """The part of this shape at the front: of memory of the upper bounds of these sizes."""
+        if self._shape == shape:
+            return self
+        static, symbolic = split_sizes(shape)
+        pairs = tuple([(0, size) for size in static])
+        return UOp(Ops.SHRINK, self.dtype, (self, *symbolic), pairs)
 
     def end(self, *ranges: UOp) -> UOp:
         """The end of the bodies of loops."""

@@ -108,8 +108,11 @@ class Recorder(Protocol):
         """A write to the memory of a storage is pending."""
         ...
 
-    def drew(self, device: str, words: int, name: str, key: int) -> None:
-        """Random words were taken on a device, the key being that of the variable `name`."""
+    def drew(self, device: str, words: Any, name: str, key: int) -> None:
+        """Random words were taken on a device, the key being that of the variable `name`.
+
+        Their number is an int, or an expression of variables.
+        """
         ...
 
     def refuse(self, what: str) -> None:
