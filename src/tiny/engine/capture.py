@@ -27,7 +27,7 @@ from tiny.engine.realize import CompiledSchedule, Part, Step, StepList, copy_pro
 from tiny.helpers import NO_MEMORY_PLANNER
 from tiny.schedule import Slot
 from tiny.schedule.memory import Lifetime, plan_memory
-from tiny.uop.ops import UOp
+from tiny.uop.ops import UOp, sym_infer
 from tiny.uop.runtime import JitError, recorders
 
 __all__ = ["Capture", "Plan", "Recording", "Replay"]
@@ -52,7 +52,7 @@ class Recording:
         self.token = object()
         self.params = {node.arg.uid: k for k, node in enumerate(params)}
         self.numbers = {name: (k, value) for k, (name, value) in enumerate(numbers.items())}
-        self.draws: list[tuple[str, int]] = []
+        self.draws: list[tuple[str, int | UOp]] = []
         self.runs: list[_Run] = []
         self._written: list[weakref.ref[Any]] = []
         self.slots: dict[int, Slot] = {}  # of every BUFFER that was seen, by uid
@@ -93,7 +93,7 @@ class Recording:
         """The storages written to that are still there."""
         return [s for s in (found() for found in self._written) if s is not None]
 
-    def drew(self, device: str, words: int, name: str, key: int) -> None:
+    def drew(self, device: str, words: int | UOp, name: str, key: int) -> None:
         """Note a draw of random numbers, which each replay makes anew."""
         self._keys[name] = len(self.draws), key
         self.draws.append((device, words))
@@ -211,14 +211,15 @@ class Plan(NamedTuple):
     """What a run does: steps over numbered cells of memory and numbered values.
 
     The roles of the cells are, in this order: 'param', 'fresh', 'bound' and 'temp'. The values are
-    those of the Variables called `numbers`, a key for each of the `draws` (device and words), and
+    those of the Variables called `numbers`, a key for each of the `draws` (device and words, which
+    may be an expression of those Variables), and
     the `constants`.
     """
 
     cells: tuple[Slot, ...]
     steps: tuple[Step, ...]
     numbers: tuple[str, ...]
-    draws: tuple[tuple[str, int], ...]
+    draws: tuple[tuple[str, int | UOp], ...]
     constants: tuple[float, ...]
 
     def of_role(self, role: str) -> list[int]:
@@ -249,7 +250,11 @@ class Replay:
     def run(self, params: Sequence[Any], numbers: Sequence[float]) -> list[Buffer]:
         """Run the steps on the memory of the parameters; the buffers of what is returned."""
         made = [Buffer(s.device, math.prod(s.shape), s.dtype) for s in self.fresh]
-        keys = [random.generator(device).draw(words) for device, words in self.plan.draws]
+        named = dict(zip(self.plan.numbers, numbers, strict=True))
+        keys = [
+            random.generator(device).draw(sym_infer(words, named))
+            for device, words in self.plan.draws
+        ]
         memory = (*params, *[b.memory for b in made], *self._memory)
         with self._lock:
             self._steps(memory, (*numbers, *keys, *self.plan.constants))

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from tiny.dtype import DType
-from tiny.helpers import prod
+from tiny.helpers import all_int, prod
+from tiny.mixin.sizes import most, split_sizes
 from tiny.storage import (
     VIEWS,
     Storage,
@@ -39,11 +40,7 @@ def settle() -> None:
     """Compute all that is pending anywhere, and give every value memory that no other reads."""
     live = live_views()
     pending = {id(s) for s in pending_storages(live)}
-    fixed = [
-        t
-        for t in live
-        if id(t._storage) in pending and all(isinstance(size, int) for size in t.shape)
-    ]
+    fixed = [t for t in live if id(t._storage) in pending]
     try:
         realize(fixed)
     except Exception:
@@ -115,11 +112,16 @@ def _reads(root: UOp, buffers: Collection[UOp], clean: weakref.WeakSet[UOp]) -> 
 def memory_of(tensor: Tensor) -> tuple[UOp, int, bool] | None:
     """Where the elements of a realised tensor lie in one piece and in order; None if they do not.
 
-    That is a BUFFER, how many of its elements come before, and whether it is all of them.
+    That is a BUFFER, how many of its elements come before, and whether it is all of them. For a
+    tensor of symbolic size a BUFFER of the upper bounds, at the front of which it is.
     """
     node = tensor.uop
     if node.op is Ops.BUFFER:
         return node, 0, True
+    if not all_int(node.shape):
+        below = node.src[0]
+        whole = below.op is Ops.BUFFER and below.shape == tuple([most(s) for s in node.shape])
+        return (below, 0, True) if whole and node is below.front(node.shape) else None
     chain = []
     while node.op in VIEWS:
         chain.append(node)
@@ -128,6 +130,8 @@ def memory_of(tensor: Tensor) -> tuple[UOp, int, bool] | None:
         return None
     offset, shape = 0, node.shape
     for step in reversed(chain):
+        if len(step.src) > 1:  # at a place that depends on Variables
+            return None
         if step.op is Ops.SHRINK:
             sizes = [end - begin for begin, end in step.arg]
             cut = [k for k, size in enumerate(sizes) if size != shape[k]]
@@ -192,9 +196,10 @@ def _chain(uop: UOp, root: UOp) -> _Chain:
     return tuple(reversed(steps))
 
 
-def _applied(chain: _Chain, node: UOp) -> UOp:
+def _applied(chain: _Chain, node: UOp, numbers: Mapping[str, Any]) -> UOp:
+    """A view of a node, the Variables of its sizes bound to these values."""
     for op, dtype, arg, sizes in chain:
-        node = UOp(op, dtype, (node, *sizes), arg)
+        node = UOp(op, dtype, (node, *[size.rebind(numbers) for size in sizes]), arg)
     return node
 
 
@@ -232,21 +237,23 @@ class Recipe:
             return self.bases.index(base), _chain(storage.node, base), None, storage.device
         if base.op is not Ops.CONST:  # no elements, so it was not computed
             zero = UOp.const(0, storage.node.dtype)
-            return -1, (), UOp(Ops.EXPAND, zero.dtype, (zero,), storage.node.shape), storage.device
+            static, symbolic = split_sizes(storage.node.shape)
+            none = UOp(Ops.EXPAND, zero.dtype, (zero, *symbolic), static)
+            return -1, (), none, storage.device
         return -1, (), storage.node, storage.device
 
     def is_complete(self) -> bool:
         """Whether the storages from outside are all there."""
         return all(kept() is not None for _, kept, _, _ in self._tensors if kept is not None)
 
-    def make(self, bases: Sequence[UOp]) -> list[Tensor]:
-        """The tensors, over these BUFFERs."""
+    def make(self, bases: Sequence[UOp], numbers: Mapping[str, Any]) -> list[Tensor]:
+        """The tensors, over these BUFFERs, their sizes by these values of Variables."""
         storages = []
         for number, chain, constant, device in self._storages:
             if constant is not None:
-                storages.append(Storage(constant, device))
+                storages.append(Storage(constant.rebind(numbers), device))
                 continue
-            storage = Storage(_applied(chain, bases[number]), device)
+            storage = Storage(_applied(chain, bases[number], numbers), device)
             if not chain:
                 take_memory(storage, bases[number])
             storages.append(storage)
@@ -254,7 +261,7 @@ class Recipe:
         for number, kept, chain, requires_grad in self._tensors:
             found = storages[number] if kept is None else kept()
             assert found is not None, "is_complete says whether it is there"
-            tensor = Tensor._view(found, found.node, _applied(chain, found.node))
+            tensor = Tensor._view(found, found.node, _applied(chain, found.node, numbers))
             tensor.requires_grad = requires_grad
             made.append(tensor)
         return made

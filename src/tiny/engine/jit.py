@@ -349,7 +349,7 @@ class _Step:
                 memory[k] = buffer_of(node).memory
         made = capture.run(memory, tuple(numbers.values()))
         bases = [buffer_node(b, slot.shape) for b, slot in zip(made, capture.fresh, strict=True)]
-        tensors = self.recipe.make(bases)
+        tensors = self.recipe.make(bases, numbers)
         if self.template is _HERE:
             return tensors[0]
         rest = iter(tensors)

@@ -6,7 +6,7 @@ The names and constructor signatures are tinygrad 0.14.0's; the engine below is 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tiny._core.args import (
@@ -177,6 +177,15 @@ class UOp(Node):
     def after(self, *effects: UOp) -> UOp:
         """This value, once the effects have happened."""
         return UOp(Ops.AFTER, self.dtype, (self, *effects))
+
+    def rebind(self, values: Mapping[str, Any]) -> UOp:
+        """This with other values for bound variables, those that `values` names."""
+        new = {
+            n: n.src[0].bind(values[n.src[0].arg.name])
+            for n in self.postorder()
+            if n.op is Ops.BIND and n.src[0].arg.name in values
+        }
+        return self.substitute(new, walk=True) if new else self
 
     def front(self, shape: tuple[sint, ...]) -> UOp:
         """The part of this shape at the front: of memory of the upper bounds of these sizes."""
@@ -386,7 +395,7 @@ class UOp(Node):
     def __repr__(self) -> str:
         return graph_text(self)
 
-    def sym_infer(self, var_vals: dict[str, int]) -> int:
+    def sym_infer(self, var_vals: Mapping[str, Any]) -> int:
         """The value of an integer expression, its variables given by name."""
         return sym_infer(self, var_vals)
 
@@ -433,7 +442,7 @@ _INTEGER_OPS: dict[Ops, Callable[..., Any]] = {
 }
 
 
-def sym_infer(x: int | UOp, var_vals: dict[str, int]) -> int:
+def sym_infer(x: int | UOp, var_vals: Mapping[str, Any]) -> int:
     """The value of an integer expression, its variables given by name.
 
     KeyError if a variable has no value; TypeError if the expression is not one of integers.
