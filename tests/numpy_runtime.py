@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 
 from evaluate import Array, evaluate_all, views
+from tiny._core.launch import publish
 from tiny.dtype import DType, _from_np_dtype, _to_np_dtype, dtypes
 from tiny.uop.ops import BufferArg, Ops, UOp
-from tiny.uop.runtime import Runtime, bind_runtime, runtime
+from tiny.uop.runtime import Announce, Runtime, bind_runtime, runtime
 
 
 @contextlib.contextmanager
@@ -82,7 +83,12 @@ class NumpyRuntime:
                 found[node] = self.memory.get(node, garbage)
         return found
 
-    def realize(self, outputs: Sequence[UOp], pending_reads: Sequence[UOp] = ()) -> dict[UOp, Any]:
+    def realize(
+        self,
+        outputs: Sequence[UOp],
+        pending_reads: Sequence[UOp] = (),
+        announce: Announce | None = None,
+    ) -> dict[UOp, Any]:
         assert len(set(outputs)) == len(outputs)
         assert set(pending_reads) <= set(outputs)
         self.outputs.append(list(outputs))
@@ -109,6 +115,7 @@ class NumpyRuntime:
                 buffer = self.empty(values[root].shape, root.dtype, device)
                 self.memory[buffer] = values[root].copy()
                 result[root] = buffer
+        publish(announce(result) if announce is not None else [])
         return result
 
     def device_of(self, node: UOp) -> str:

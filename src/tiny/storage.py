@@ -25,11 +25,12 @@ import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ParamSpec, Self, TypeVar
 
+from tiny._core.launch import publish
 from tiny.dtype import DType, dtypes
 from tiny.helpers import prod
 from tiny.mixin.sizes import most
 from tiny.uop.ops import GroupOp, Ops, UOp
-from tiny.uop.runtime import recorder, recorders, runtime
+from tiny.uop.runtime import Setting, recorder, recorders, runtime
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -158,11 +159,15 @@ def opened(uop: UOp) -> tuple[Storage, UOp, UOp]:
 
 def take_memory(storage: Storage, buffer: UOp) -> None:
     """Note that a storage's value is in a BUFFER: as its owner if it has none, else as a reader."""
-    owner = owners.setdefault(buffer, storage)
-    if owner is storage:
-        storage.owner = True
-    else:
+    storage.owner = _note_memory(storage, buffer)
+
+
+def _note_memory(storage: Storage, buffer: UOp) -> bool:
+    """Whether a storage whose value is, or will be, in a BUFFER is its owner; a reader is noted."""
+    is_owner = owners.setdefault(buffer, storage) is storage
+    if not is_owner:
         readers_of.setdefault(buffer, weakref.WeakSet()).add(storage)
+    return is_owner
 
 
 def copied(uop: UOp) -> UOp:
@@ -201,14 +206,12 @@ class View:
         """The node of this tensor's value now."""
         now = self._storage.node
         if now is not self._root:
-            self._uop = _rebased(self._uop, self._root, now)
-            self._root = now
+            self._uop, self._root = _rebased(self._uop, self._root, now), now
         return self._uop
 
     @uop.setter
     def uop(self, new: UOp) -> None:
-        storage, root, self._uop = opened(new)
-        self._move_to(storage, root)
+        self._move_to(*opened(new))
 
     @property
     def dtype(self) -> DType:
@@ -225,8 +228,9 @@ class View:
         """Where the values live or will be computed; None for constants until they are used."""
         return self._storage.device
 
-    def _move_to(self, storage: Storage, root: UOp) -> None:
-        before, self._storage, self._root = self._storage, storage, root
+    def _move_to(self, storage: Storage, root: UOp, uop: UOp) -> None:
+        before = self._storage
+        self._storage, self._root, self._uop = storage, root, uop
         if before.holders is not None and before is not storage:
             for holders in list(before.holders):
                 holders.is_lost = True
@@ -256,18 +260,19 @@ class View:
                 with watching.paused():  # a replay finds it in memory, as its next version
                     realize_storages([storage])
                 old = storage.node
+        target, value = self._writable(old, value)
+        store = UOp(Ops.STORE, dtypes.void, (target, value))
         # Others that read this memory hold the version of now, not what follows. They get a copy
         # of it, which is taken before the write below is carried out.
-        for reader in list(readers_of.pop(buffer, ())):
+        for reader in list(readers_of.get(buffer, ())):
             if reader is not storage and memory_below(reader.node) is buffer:
                 reader.node = UOp(Ops.CONTIGUOUS, reader.node.dtype, (reader.node,))
-        target, value = self._writable(old, value)
-        storage.node = UOp(
-            Ops.AFTER, old.dtype, (old, UOp(Ops.STORE, dtypes.void, (target, value)))
-        )
-        _changes.pending += 1
         if watching is not None:
             watching.wrote(storage)
+        _changes.pending += 1
+        storage.node = UOp(Ops.AFTER, old.dtype, (old, store))
+        _changes.pending += 1  # once more, for those who looked in between
+        readers_of.pop(buffer, None)
 
     def _writable(self, old: UOp, value: UOp) -> tuple[UOp, UOp]:
         """The view to write through, as movement only, and the value as the memory's dtype."""
@@ -355,49 +360,97 @@ def realize_storages(wanted: Sequence[Storage], live: Sequence[View] = ()) -> No
         _skip_writes_done(pending)
     stale = _add_stale_readers(wanted, pending)
     outputs = list(dict.fromkeys(s.node for s in (*wanted, *stale)))
-    results = runtime().realize(outputs, [s.node for s in stale])
-    if threads:  # others may have built on what was just computed, or be about to
-        for node, now in results.items():
-            if node.op is Ops.AFTER:
-                node.props["done"] = now
+    taken: list[UOp] = []
+    try:
+        results = runtime().realize(
+            outputs,
+            [s.node for s in stale],
+            lambda results: _announced(results, pending, live, threads, taken),
+        )
+    except BaseException:
+        for buffer in taken:  # unless all was computed when a signal's handler raised
+            owner = owners.get(buffer)
+            if owner is not None and memory_below(owner.node) is not buffer:
+                owners.pop(buffer, None)
+        raise
+    if threads:  # others may have built on it while it was computed
         live = live_views()
-        pending = pending_storages(live)
-    before = UOp.sink(*[s.node for s in pending])
-    after = before.substitute(results, walk=True)
+        publish(_announced(results, pending_storages(live), live, threads, []))
+
+
+def _announced(
+    results: dict[UOp, UOp],
+    pending: Sequence[Storage],
+    live: Sequence[View],
+    threads: bool,
+    taken: list[UOp],
+) -> list[Setting]:
+    """What is to be set when the `results` are in memory, so that all storages read them.
+
+    Who has which memory is noted here already, which does no harm before; new BUFFERs that
+    get an owner are added to `taken`.
+    """
+    settings: list[Setting] = []
     views: dict[int, UOp] = {}
-    for storage, node in zip(pending, after.src, strict=True):
+    for storage, node in zip(pending, _renamed(pending, results, threads, settings), strict=True):
         if node is storage.node:
             continue
-        storage.node = node
         base = split_view(node)
-        if base.op is Ops.BUFFER and (node is base or _is_rearranged(node)):
-            storage.device = base.arg.device
-            if node is base:
-                if not storage.owner:
-                    take_memory(storage, base)
-            elif base not in owners:
-                views[id(storage)] = base
+        if base.op is not Ops.BUFFER or (node is not base and not _is_rearranged(node)):
+            settings.append((storage, "node", node))
+            continue
+        settings.append((storage, "device", base.arg.device))
+        if node is not base and base in owners:
+            settings.append((storage, "node", node))
+            continue
+        settings.append((storage, "node", base))
+        if node is not base:
+            views[id(storage)] = node
+        if node is not base or not storage.owner:
+            settings.append((storage, "owner", _note_memory(storage, base)))
+            taken.append(base)
     # A value that came back as a rearranged BUFFER: its tensors become views of that memory.
-    for tensor in live:
-        base_of = views.get(id(tensor._storage))
-        if base_of is not None:
-            tensor._uop, tensor._root = tensor.uop, base_of
-    for storage in pending:
-        base_of = views.get(id(storage))
-        if base_of is not None:
-            storage.node = base_of
-            take_memory(storage, base_of)
+    for tensor in live if views else ():
+        now = views.get(id(tensor._storage))
+        if now is not None:
+            before = tensor._storage.node
+            settings.append((tensor, "_uop", _rebased(tensor.uop, before, now)))
+            settings.append((tensor, "_root", split_view(now)))
+    return settings
+
+
+def _renamed(
+    storages: Sequence[Storage], names: dict[UOp, UOp], threads: bool, settings: list[Setting]
+) -> list[UOp]:
+    """The nodes of storages, with other `names` for some nodes in them.
+
+    A write that another thread is about to build on gets its new name in its `props`, so that it
+    is not carried out again under the old one.
+    """
+    nodes = [s.node for s in storages]
+    if threads:
+        nodes += [n for n in UOp.sink(*nodes).postorder() if n.op is Ops.AFTER]
+    new = UOp.sink(*nodes).substitute(names, walk=True).src
+    if threads:
+        done = dict(zip(nodes[len(storages) :], new[len(storages) :], strict=True))
+        done.update((node, now) for node, now in names.items() if node.op is Ops.AFTER)
+        settings.extend((n.props, "done", now) for n, now in done.items() if now is not n)
+    return list(new[: len(storages)])
 
 
 def _skip_writes_done(storages: Sequence[Storage]) -> None:
     """Leave out writes that another thread has carried out since a value was built on them."""
-    graph = UOp.sink(*[s.node for s in storages])
-    done = {
-        n: n.props["done"] for n in graph.postorder() if n.op is Ops.AFTER and "done" in n.props
-    }
-    if done:
-        for storage, node in zip(storages, graph.substitute(done, walk=True).src, strict=True):
-            storage.node = node
+    while True:
+        graph = UOp.sink(*[s.node for s in storages])
+        done = {
+            n: n.props["done"] for n in graph.postorder() if n.op is Ops.AFTER and "done" in n.props
+        }
+        if not done:
+            return
+        settings: list[Setting] = []
+        renamed = _renamed(storages, done, True, settings)
+        settings.extend((s, "node", node) for s, node in zip(storages, renamed, strict=True))
+        publish(settings)
 
 
 def pending_storages(tensors: Iterable[View]) -> list[Storage]:
@@ -436,8 +489,8 @@ def wanted_storages(tensors: Sequence[View], live: Sequence[View]) -> list[Stora
                 for t in live:
                     shared[id(t._storage)] = shared.get(id(t._storage), 0) + 1
             if shared[id(storage)] == 1:
-                storage = tensor._storage = Storage(uop, storage.device)
-                tensor._root = uop
+                storage = Storage(uop, storage.device)
+                tensor._storage, tensor._root = storage, uop
         wanted[id(storage)] = storage
     return list(wanted.values())
 
@@ -489,16 +542,20 @@ def give_memory(storage: Storage) -> UOp:
     place = runtime().canonicalize_device(storage.device)
     old = storage.node
     buffer = runtime().empty(tuple([most(size) for size in old.shape]), old.dtype, place)
-    storage.owner = False
-    take_memory(storage, buffer)
-    storage.device = place
     store = UOp(Ops.STORE, dtypes.void, (buffer.front(old.shape), old))
     new = UOp(Ops.AFTER, old.dtype, (buffer, store))
+    settings: list[Setting] = [
+        (storage, "owner", _note_memory(storage, buffer)),
+        (storage, "device", place),
+        (storage, "node", new),
+    ]
     if old.shape != buffer.shape:  # its tensors are views of the front
         front = new.front(old.shape)
         for tensor in live_views():
             if tensor._storage is storage:
-                tensor._uop, tensor._root = _rebased(tensor.uop, old, front), new
-    storage.node = new
+                settings.append((tensor, "_uop", _rebased(tensor.uop, old, front)))
+                settings.append((tensor, "_root", new))
     _changes.pending += 1
-    return storage.node
+    publish(settings)
+    _changes.pending += 1  # once more, for those who looked in between
+    return new

@@ -575,8 +575,8 @@ class Tensor(View, CastsMixin):
                 f"replace: the shapes {self.shape} and {x.shape} and the dtypes {self.dtype} and "
                 f"{x.dtype} must be equal"
             )
-        self._uop = x.uop  # first: it may move x to the version of now
-        self._move_to(x._storage, x._root)
+        uop = x.uop  # first: it may move x to the version of now
+        self._move_to(x._storage, x._root, uop)
         return self
 
     # ------------------------------------------------------------ writing
@@ -681,7 +681,7 @@ class Tensor(View, CastsMixin):
         np_dtype, shape = _to_np_dtype(self.dtype), self._sizes_now()
         if self.uop.op is Ops.CONST:
             return np.array(self.uop.arg, dtype=np_dtype)
-        if 0 in shape:
+        if 0 in self.shape:
             return np.empty(shape, dtype=np_dtype)
         memory = self._in_order()
         if memory.shape == shape:
@@ -732,7 +732,7 @@ class Tensor(View, CastsMixin):
         import numpy as np
 
         shape = self._sizes_now()
-        if self.uop.op is Ops.CONST or 0 in shape:
+        if self.uop.op is Ops.CONST or 0 in self.shape:
             array = self.numpy()
         else:
             node = self._in_order()

@@ -14,7 +14,7 @@ from tiny.dtype import DType, _from_np_dtype, _to_np_dtype
 from tiny.engine.realize import check_dtype, compile_linear
 from tiny.schedule import create_schedule
 from tiny.uop.ops import BufferArg, GroupOp, Ops, UOp
-from tiny.uop.runtime import JitError, recorder
+from tiny.uop.runtime import Announce, JitError, recorder
 
 __all__ = ["DeviceRuntime", "Stale", "buffer_node", "buffer_of"]
 
@@ -108,12 +108,18 @@ class DeviceRuntime:
             node = node.src[0]
         return node.op is Ops.BUFFER and node.handle is not None and node.handle.is_allocated()
 
-    def realize(self, outputs: Sequence[UOp], pending_reads: Sequence[UOp] = ()) -> dict[UOp, UOp]:
+    def realize(
+        self,
+        outputs: Sequence[UOp],
+        pending_reads: Sequence[UOp] = (),
+        announce: Announce | None = None,
+    ) -> dict[UOp, UOp]:
         """Compute nodes; the map gives for each one a BUFFER or a view of one.
 
         Every AFTER on the way is executed and is in the map too. The `pending_reads` read what
-        one of them overwrites, and are computed before it. ValueError from scheduling, MemoryError
-        and CompileError from running: then nothing is realised, but what was assigned may be.
+        one of them overwrites, and are computed before it. What `announce` makes of the map is
+        set when all has run. ValueError from scheduling, MemoryError and CompileError: then
+        nothing has changed, nor has it when a signal's handler raises.
         """
         wanted = list(dict.fromkeys([*outputs, *pending_reads]))
         if not wanted:
@@ -123,7 +129,7 @@ class DeviceRuntime:
         schedule = bound.schedule
         inputs = [buffer_of(node) for node in bound.buffers]
         compiled = compile_linear(schedule)
-        buffers = compiled(inputs, bound.values)
+        buffers = compiled.buffers(inputs)
         made: dict[int, UOp] = dict(enumerate(bound.buffers))
         found: dict[UOp, UOp] = {}
         for node, view in zip(wanted, schedule.outputs, strict=True):
@@ -141,11 +147,12 @@ class DeviceRuntime:
             found[node] = made[view.slot]
             if not plain:
                 found[node] = view.over(made[view.slot], bound.values)
-        if (watching := recorder()) is not None:
-            watching.ran(compiled, made, bound.values)
         for node in sink.postorder():
             if node.op is Ops.AFTER and node not in found:
                 found[node] = found.get(node.src[0], node.src[0])
+        compiled(buffers, bound.values, None if announce is None else announce(found))
+        if (watching := recorder()) is not None:
+            watching.ran(compiled, made, bound.values)
         return found
 
 

@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from tiny._core.launch import HostCopy, HostKernel, HostReplay
+from tiny._core.launch import HostCopy, HostKernel, HostReplay, publish
 from tiny.codegen import LinearProgram, lower
 from tiny.codegen.opt import Kernel
 from tiny.device import Allocator, Arena, Buffer, Compiled, Device, HostAllocator, Program
@@ -24,9 +24,10 @@ from tiny.helpers import (
     colored,
     nbytes_text,
 )
-from tiny.schedule import Schedule, ScheduleItem
+from tiny.schedule import Schedule, ScheduleItem, Slot
 from tiny.uop.ops import Ops, UOp
 from tiny.uop.printing import graph_text, list_text
+from tiny.uop.runtime import Setting
 
 __all__ = [
     "CompiledKernel",
@@ -206,18 +207,24 @@ class Part(NamedTuple):
 class StepList:
     """Steps that run in order, called with a piece of memory a slot and a value a variable.
 
-    `slots` are None, or Parts of arenas, which a run borrows: only the others are given. Where all
-    steps are code of the host they run in one native call, unless DEBUG asks for a line about each.
+    `slots` are Parts of arenas, which a run borrows; None for memory that a run is given to fill;
+    and else what the memory is that it is given. Where all steps are code of the host they run in
+    one native call, unless DEBUG asks for a line about each.
+
+    A run is complete, with all `settings` published, or has changed nothing: where Python comes
+    between steps, copies are kept of what they overwrite, and put back when something is raised.
     """
 
-    def __init__(self, steps: Sequence[Step], slots: Sequence[Part | None], variables: int) -> None:
+    def __init__(
+        self, steps: Sequence[Step], slots: Sequence[Part | Slot | None], variables: int
+    ) -> None:
         self.steps = tuple(steps)
         self.flops = sum(s.flops for s in steps)
         self.nbytes = sum(s.nbytes for s in steps)
         self._slots = tuple(slots)
         self._arenas: dict[str, int] = {}  # of each device, how many bytes a run needs
         for part in slots:
-            if part is not None:
+            if isinstance(part, Part):
                 end = part.offset + part.nbytes
                 self._arenas[part.device] = max(end, self._arenas.get(part.device, 0))
         self._allocators: list[Allocator[Any]] = [Device[name].allocator for name in self._arenas]
@@ -227,50 +234,80 @@ class StepList:
 
     def _make_native(self, variables: int) -> HostReplay:
         """All steps as one call, given memory, then arenas."""
-        given = sum(part is None for part in self._slots)
+        given = sum(not isinstance(slot, Part) for slot in self._slots)
         arenas = {name: given + k for k, name in enumerate(self._arenas)}
-        parts = [(arenas[p.device], p.offset, p.nbytes) for p in self._slots if p is not None]
+        parts = [(arenas[p.device], p.offset, p.nbytes) for p in self._slots if isinstance(p, Part)]
         wholes, others = itertools.count(), itertools.count(given + len(arenas))
-        number = [next(wholes if part is None else others) for part in self._slots]
+        number = [next(others if isinstance(s, Part) else wholes) for s in self._slots]
         native: Any = [
             (s.call, tuple([number[k] for k in s.slots]), s.variables) for s in self.steps
         ]
         return HostReplay(native, given + len(arenas), variables, parts)
 
-    def __call__(self, memory: tuple[Any, ...], values: tuple[float, ...]) -> None:
-        """Run them; on some devices they may be under way still on return."""
+    def __call__(
+        self,
+        memory: tuple[Any, ...],
+        values: tuple[float, ...],
+        settings: list[Setting] | None = None,
+    ) -> None:
+        """Run them, then publish the settings; on some devices they may be under way still."""
         arenas = [
             Arena(allocator, nbytes)
             for allocator, nbytes in zip(self._allocators, self._arenas.values(), strict=True)
         ]
-        if DEBUG >= 2:
-            memory = self._pieces(memory, arenas)
-            for step in self.steps:
-                _run_timed(step, *step.pick(memory, values))
+        if self._native is None or DEBUG >= 2:
+            self._run_apart(self._pieces(memory, arenas), values, settings or [])
             return
-        if self._native is not None:
-            self._native((*memory, *[arena.memory for arena in arenas]), values)
-        else:
-            memory = self._pieces(memory, arenas)
+        self._native((*memory, *[arena.memory for arena in arenas]), values, False, settings)
+        _count(len(self.steps), self.flops, self.nbytes)
+
+    def _run_apart(
+        self, memory: tuple[Any, ...], values: tuple[float, ...], settings: list[Setting]
+    ) -> None:
+        """Run the steps one by one."""
+        before: list[tuple[Compiled, Any, bytearray]] = []
+        done: dict[str, bool] = {}
+        try:
+            for k in sorted({k for step in self.steps for k in step.written}):
+                slot = self._slots[k]
+                if isinstance(slot, Slot):
+                    device, kept = Device[slot.device], bytearray(slot.nbytes)
+                    device.synchronize()
+                    device.allocator._copyout(memoryview(kept), memory[k])
+                    before.append((device, memory[k], kept))
             for step in self.steps:
-                step.call(*step.pick(memory, values))
-        GlobalCounters.kernel_count += len(self.steps)
-        GlobalCounters.global_ops += self.flops
-        GlobalCounters.global_mem += self.nbytes
+                if DEBUG >= 2:
+                    _run_timed(step, *step.pick(memory, values))
+                else:
+                    step.call(*step.pick(memory, values))
+                    _count(1, step.flops, step.nbytes)
+            publish([*settings, (done, "all", True)])
+        except BaseException:
+            if not done:
+                for device, piece, kept in before:
+                    device.synchronize()
+                    device.allocator._copyin(piece, memoryview(kept))
+            raise
 
     def _pieces(self, memory: tuple[Any, ...], arenas: Sequence[Arena]) -> tuple[Any, ...]:
         """The memory of all slots."""
         given, of = iter(memory), dict(zip(self._arenas, arenas, strict=True))
         return tuple(
             [
-                next(given)
-                if part is None
-                else Device[part.device].allocator._offset(
-                    of[part.device].memory, part.nbytes, part.offset
+                Device[slot.device].allocator._offset(
+                    of[slot.device].memory, slot.nbytes, slot.offset
                 )
-                for part in self._slots
+                if isinstance(slot, Part)
+                else next(given)
+                for slot in self._slots
             ]
         )
+
+
+def _count(kernels: int, flops: int, nbytes: int) -> None:
+    GlobalCounters.kernel_count += kernels
+    GlobalCounters.global_ops += flops
+    GlobalCounters.global_mem += nbytes
 
 
 def _run_timed(step: Step, buffers: tuple[Any, ...], variables: tuple[float, ...]) -> None:
@@ -280,9 +317,7 @@ def _run_timed(step: Step, buffers: tuple[Any, ...], variables: tuple[float, ...
     step.call(buffers, variables)
     step.device.synchronize()
     seconds = time.perf_counter() - start
-    GlobalCounters.kernel_count += 1
-    GlobalCounters.global_ops += step.flops
-    GlobalCounters.global_mem += step.nbytes
+    _count(1, step.flops, step.nbytes)
     GlobalCounters.time_sum_s += seconds
     _print_line(step, seconds)
     if DEBUG >= 3 and step.item is not None and step.program is not None:
@@ -304,11 +339,13 @@ class CompiledSchedule:
             # with nothing to write there is nothing to compute, and loops must not be empty
             if any(schedule.slots[k].nbytes for k in item.slots[: item.outputs])
         ]
-        parts = [
-            Part(slot.device, slot.offset, slot.nbytes) if slot.role == "temp" else None
+        slots: list[Part | Slot | None] = [
+            Part(slot.device, slot.offset, slot.nbytes)
+            if slot.role == "temp"
+            else (slot if slot.role == "input" else None)
             for slot in schedule.slots
         ]
-        self.steps = StepList(steps, parts, len(schedule.variables))
+        self.steps = StepList(steps, slots, len(schedule.variables))
 
     def _step(self, item: ScheduleItem, numbers: dict[str, int]) -> Step:
         device, written = Device[item.device], item.slots[: item.outputs]
@@ -331,25 +368,27 @@ class CompiledSchedule:
             kernel.program,
         )
 
-    def __call__(
-        self, inputs: Sequence[Buffer], values: Mapping[str, float]
-    ) -> list[Buffer | None]:
-        """Run all items. The buffers of the slots: `inputs`, then new ones; None for temporaries.
-
-        Temporaries share an arena for each device, which is given back at the end.
-        """
-        schedule = self.schedule
+    def buffers(self, inputs: Sequence[Buffer]) -> list[Buffer | None]:
+        """The buffers of all slots for a run: `inputs`, then new ones; None for temporaries."""
         buffers: list[Buffer | None] = list(inputs)
-        memory: list[Any] = [buffer.memory for buffer in inputs]
-        for slot in schedule.slots[len(inputs) :]:
+        for slot in self.schedule.slots[len(inputs) :]:
             if slot.role == "temp":
                 buffers.append(None)
             else:
                 buffer = Buffer(slot.device, math.prod(slot.shape), slot.dtype)
-                memory.append(buffer.memory)
-                buffers.append(buffer)
-        self.steps(tuple(memory), tuple([values[name] for name in schedule.variables]))
+                buffers.append(buffer.allocate())
         return buffers
+
+    def __call__(
+        self,
+        buffers: Sequence[Buffer | None],
+        values: Mapping[str, float],
+        settings: list[Setting] | None = None,
+    ) -> None:
+        """Run all items on `buffers`, then publish the settings."""
+        memory = tuple([buffer.memory for buffer in buffers if buffer is not None])
+        given = tuple([values[name] for name in self.schedule.variables])
+        self.steps(memory, given, settings)
 
 
 def compile_linear(schedule: Schedule) -> CompiledSchedule:
@@ -381,7 +420,9 @@ def run_linear(
     The buffers of all slots: `inputs`, then new ones; None for temporaries, which are gone.
     """
     compiled = linear if isinstance(linear, CompiledSchedule) else compile_linear(linear)
-    return compiled(inputs, values or {})
+    buffers = compiled.buffers(inputs)
+    compiled(buffers, values or {})
+    return buffers
 
 
 # ---------------------------------------------------------------- what DEBUG prints

@@ -6,7 +6,7 @@ And what watches a thread's tensors while a step of a program is captured: its R
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -15,6 +15,12 @@ from tiny.uop.ops import UOp
 
 if TYPE_CHECKING:
     import numpy as np
+
+
+# (object, name of an attribute, value) or (dict, key, value): what to set
+Setting = tuple[Any, Any, Any]
+# from what nodes will be in memory to what is to be set in the moment in which they are
+Announce = Callable[[dict[UOp, UOp]], list[Setting]]
 
 
 class Runtime(Protocol):
@@ -51,11 +57,18 @@ class Runtime(Protocol):
         """Whether the value of a node is in memory."""
         ...
 
-    def realize(self, outputs: Sequence[UOp], pending_reads: Sequence[UOp] = ()) -> dict[UOp, UOp]:
+    def realize(
+        self,
+        outputs: Sequence[UOp],
+        pending_reads: Sequence[UOp] = (),
+        announce: Announce | None = None,
+    ) -> dict[UOp, UOp]:
         """Compute nodes; the map gives for each one a BUFFER or a view of one.
 
         Every AFTER on the way is executed and is in the map too. `pending_reads` are nodes that
         read what an AFTER on the way overwrites: they are computed as well, before it.
+        `announce` is given the map before anything runs. What it says is set when all has run,
+        and nothing can be raised between: either all memory is written and all is set, or nothing.
         """
         ...
 
