@@ -209,25 +209,29 @@ class Recipe:
     Values made under the recorder with `token` are made anew; `bases` are the BUFFERs that they
     are in. Tensors of storages from outside are views of those, as they were; `outside` are the
     BUFFERs that they are in.
+
+    `storages` are what is made: the number of a base and movement over it, or a constant, and the
+    device. `tensors` are the number of one of them or a storage from outside, movement over it,
+    and requires_grad.
     """
 
     def __init__(self, tensors: Sequence[Tensor], token: object) -> None:
         self.bases: list[UOp] = []
         self.outside: list[UOp] = []
-        self._storages: list[tuple[int, _Chain, UOp | None, str | None]] = []
-        self._tensors: list[tuple[int, weakref.ref[Storage] | None, _Chain, bool | None]] = []
+        self.storages: list[tuple[int, _Chain, UOp | None, str | None]] = []
+        self.tensors: list[tuple[int, weakref.ref[Storage] | None, _Chain, bool | None]] = []
         numbers: dict[int, int] = {}
         for t in tensors:
             uop, storage = t.uop, t._storage
             chain = _chain(uop, storage.node)
             if storage.maker is not token:
                 self.outside.append(split_view(uop))
-                self._tensors.append((-1, weakref.ref(storage), chain, t.requires_grad))
+                self.tensors.append((-1, weakref.ref(storage), chain, t.requires_grad))
                 continue
             if id(storage) not in numbers:
-                numbers[id(storage)] = len(self._storages)
-                self._storages.append(self._recipe(storage))
-            self._tensors.append((numbers[id(storage)], None, chain, t.requires_grad))
+                numbers[id(storage)] = len(self.storages)
+                self.storages.append(self._recipe(storage))
+            self.tensors.append((numbers[id(storage)], None, chain, t.requires_grad))
 
     def _recipe(self, storage: Storage) -> tuple[int, _Chain, UOp | None, str | None]:
         base = split_view(storage.node)
@@ -244,12 +248,12 @@ class Recipe:
 
     def is_complete(self) -> bool:
         """Whether the storages from outside are all there."""
-        return all(kept() is not None for _, kept, _, _ in self._tensors if kept is not None)
+        return all(kept() is not None for _, kept, _, _ in self.tensors if kept is not None)
 
     def make(self, bases: Sequence[UOp], numbers: Mapping[str, Any]) -> list[Tensor]:
         """The tensors, over these BUFFERs, their sizes by these values of Variables."""
         storages = []
-        for number, chain, constant, device in self._storages:
+        for number, chain, constant, device in self.storages:
             if constant is not None:
                 storages.append(Storage(constant.rebind(numbers), device))
                 continue
@@ -258,7 +262,7 @@ class Recipe:
                 take_memory(storage, bases[number])
             storages.append(storage)
         made = []
-        for number, kept, chain, requires_grad in self._tensors:
+        for number, kept, chain, requires_grad in self.tensors:
             found = storages[number] if kept is None else kept()
             assert found is not None, "is_complete says whether it is there"
             tensor = Tensor._view(found, found.node, _applied(chain, found.node, numbers))
