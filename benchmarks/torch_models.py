@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 import numpy as np
@@ -84,6 +85,62 @@ def resnet18() -> nn.Sequential:
         nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten()),
         nn.Linear(512, 1000),
     )
+
+
+class DecoderBlock(nn.Module):
+    """`tiny.bench.models.DecoderBlock`."""
+
+    def __init__(self, width: int, heads: int, length: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm, self.inner_norm = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.inputs, self.outputs = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        self.cache = torch.zeros(2, 1, heads, length, width // heads)
+
+    def forward(self, x: torch.Tensor, position: int) -> torch.Tensor:
+        width = x.shape[-1]
+        split = self.inputs(self.norm(x)).view(1, 1, 3, self.heads, width // self.heads)
+        query, keys, values = split.permute(2, 0, 3, 1, 4)
+        self.cache[0, :, :, position : position + 1] = keys
+        self.cache[1, :, :, position : position + 1] = values
+        keys, values = self.cache[:, :, :, : position + 1]
+        attended = nn.functional.scaled_dot_product_attention(query, keys, values)
+        x = x + self.outputs(attended.transpose(1, 2).reshape(1, 1, width))
+        inner = nn.functional.gelu(self.up(self.inner_norm(x)), approximate="tanh")
+        return x + self.down(inner)
+
+
+class Decoder(nn.Sequential):
+    """`tiny.bench.models.Decoder`, whose last norm is here without its ones and zeros."""
+
+    def __init__(self, blocks: int, width: int, heads: int, length: int) -> None:
+        super().__init__(*[DecoderBlock(width, heads, length) for _ in range(blocks)])
+        self.length, self.width = length, width
+
+    def forward(self, x: torch.Tensor, position: int) -> torch.Tensor:
+        for block in self:
+            x = block(x, position)
+        return nn.functional.layer_norm(x, (self.width,))
+
+
+def decoder(blocks: int = 12, width: int = 768, heads: int = 12, length: int = 512) -> Decoder:
+    """`tiny.bench.models.decoder`."""
+    return Decoder(blocks, width, heads, length)
+
+
+def decoding_step(net: Decoder, start: int | None = None) -> Callable[[], float]:
+    """`tiny.bench.models.decoding_step`."""
+    first = net.length // 2 if start is None else start
+    positions = itertools.cycle(range(first, net.length))
+    states = np.random.default_rng(0).standard_normal((1, 1, net.width)).astype(np.float32)
+    x = torch.from_numpy(states)
+
+    def step() -> float:
+        with torch.inference_mode():
+            return float(net(x, next(positions))[0, 0, 0])
+
+    return step
 
 
 def set_weights(net: nn.Sequential, seed: int = 0) -> None:

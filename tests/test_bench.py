@@ -132,6 +132,16 @@ def test_a_step_that_takes_too_long_is_ended(script):
     assert time.perf_counter() - start < 30
 
 
+def test_the_others_go_on_where_a_case_fails_or_takes_too_long(script):
+    cases = {"fails": Case(script, "failing"), "slow": Case(script, "slow")}
+    cases["counts"] = Case(script, "counting")
+    runs = alternate_processes(cases, rounds=2, timeout_s=3, keep_going=True)
+    assert "no such luck" in runs["fails"].failed
+    assert "did not answer within 3 s" in runs["slow"].failed
+    assert runs["counts"].failed is None
+    assert [len(run.results) for run in runs.values()] == [0, 0, 2]
+
+
 # ---------------------------------------------------------------- where the time goes
 
 

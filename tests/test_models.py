@@ -26,6 +26,56 @@ def test_resnet18_has_the_weights_of_the_paper():
         assert net(tiny.Tensor.empty(2, 3, 64, 64)).shape == (2, 1000)
 
 
+def test_decoder_attends_to_all_positions_so_far():
+    # the same three states one by one, and at once under a mask
+    width, heads, length = 8, 2, 5
+    states = np.random.default_rng(1).standard_normal((3, width)).astype(np.float32)
+    net = models.decoder(tiny, blocks=2, width=width, heads=heads, length=length)
+    models.set_weights(tiny, net)
+    one_by_one = [
+        net(tiny.Tensor(x.reshape(1, 1, width)), tiny.Variable("p", 0, length - 1).bind(p)).numpy()
+        for p, x in enumerate(states)
+    ]
+    weights = {k: t.numpy() for k, t in tiny.nn.state.get_state_dict(net).items()}
+    np.testing.assert_allclose(
+        np.concatenate(one_by_one)[:, 0], _decoded(states, weights, heads), rtol=2e-5, atol=2e-6
+    )
+
+
+def _decoded(x, weights, heads):
+    """What a decoder of two blocks makes of a sequence of states, (positions, width)."""
+    count, width = x.shape
+
+    def norm(v):
+        return (v - v.mean(-1, keepdims=True)) / np.sqrt(v.var(-1, keepdims=True) + 1e-5)
+
+    for block in range(2):
+
+        def linear(v, name, at=f"layers.{block}."):
+            return v @ weights[f"{at}{name}.weight"].T + weights[f"{at}{name}.bias"]
+
+        split = linear(norm(x), "inputs").reshape(count, 3, heads, width // heads)
+        query, keys, values = split.transpose(1, 2, 0, 3)
+        scores = query @ keys.transpose(0, 2, 1) / np.sqrt(width // heads)
+        shares = np.exp(np.where(np.tri(count) > 0, scores, -np.inf))
+        attended = shares / shares.sum(-1, keepdims=True) @ values
+        x = x + linear(attended.transpose(1, 0, 2).reshape(count, width), "outputs")
+        inner = linear(norm(x), "up")
+        inner = inner / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (inner + 0.044715 * inner**3)))
+        x = x + linear(inner, "down")
+    return norm(x)
+
+
+def test_a_decoding_step_goes_on_and_begins_anew():
+    net = models.decoder(tiny, blocks=1, width=8, heads=2, length=5)
+    models.set_weights(tiny, net)
+    step = models.decoding_step(tiny, net, start=2)
+    plain = [step() for _ in range(7)]
+    assert plain[3] == plain[6]  # positions 2, 3, 4, 2, 3, 4, 2: the cache is full by then
+    replayed = models.decoding_step(tiny, net, jit=True, start=2)
+    assert [replayed() for _ in range(6)][3:] == plain[3:6]
+
+
 def _statistics(net):
     """How many of the elements of a network's state are statistics, which are not trained."""
     state = tiny.nn.state.get_state_dict(net)

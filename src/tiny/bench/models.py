@@ -6,6 +6,7 @@ data come from NumPy, so that every library starts from the same numbers.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -121,6 +122,64 @@ def resnet18(lib: Any) -> Network:
     )
 
 
+class Norm:
+    """Mean 0 and variance 1 along the last dimension, scaled and shifted."""
+
+    def __init__(self, lib: Any, width: int) -> None:
+        self.weight, self.bias = lib.Tensor.ones(width), lib.Tensor.zeros(width)
+
+    def __call__(self, x: Any) -> Any:
+        return x.layernorm() * self.weight + self.bias
+
+
+class DecoderBlock:
+    """Attention to all positions so far, then two layers, a norm before each (Radford et al.).
+
+    (1, 1, width) at a position -> (1, 1, width). `cache` holds the keys and the values of the
+    positions so far, (2, 1, heads, length, width / heads).
+    """
+
+    def __init__(self, lib: Any, width: int, heads: int, length: int) -> None:
+        nn, self.heads = lib.nn, heads
+        self.norm, self.inner_norm = Norm(lib, width), Norm(lib, width)
+        self.inputs, self.outputs = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        self.cache = lib.Tensor.zeros(2, 1, heads, length, width // heads).contiguous().realize()
+
+    def __call__(self, x: Any, position: Any) -> Any:
+        width = x.shape[-1]
+        split = self.inputs(self.norm(x)).reshape(1, 1, 3, self.heads, width // self.heads)
+        query, *new = split.permute(2, 0, 3, 1, 4).split(1)
+        self.cache[:, :, :, position : position + 1].assign(new[0].cat(new[1]))
+        keys = self.cache[0, :, :, : position + 1]
+        values = self.cache[1, :, :, : position + 1]
+        scores = query[0] @ keys.transpose(-2, -1) * (width // self.heads) ** -0.5
+        attended = scores.softmax(-1) @ values
+        x = x + self.outputs(attended.transpose(1, 2).reshape(1, 1, width))
+        return x + self.down(self.up(self.inner_norm(x)).gelu())
+
+
+class Decoder:
+    """Blocks and a last norm: the next state of one sequence, from its last one."""
+
+    def __init__(self, lib: Any, blocks: int, width: int, heads: int, length: int) -> None:
+        self.length, self.width = length, width
+        self.layers = [DecoderBlock(lib, width, heads, length) for _ in range(blocks)]
+        self.norm = Norm(lib, width)
+
+    def __call__(self, x: Any, position: Any) -> Any:
+        for block in self.layers:
+            x = block(x, position)
+        return self.norm(x)
+
+
+def decoder(
+    lib: Any, blocks: int = 12, width: int = 768, heads: int = 12, length: int = 512
+) -> Decoder:
+    """The blocks of GPT-2 (Radford et al., 2019) without its vocabulary: 85 million weights."""
+    return Decoder(lib, blocks, width, heads, length)
+
+
 def _flatten(x: Any) -> Any:
     return x.reshape(x.shape[0], -1)
 
@@ -191,3 +250,29 @@ def training_step(
 
     run = lib.TinyJit(train) if jit else train
     return lambda: float(run(images_, labels_).item())
+
+
+def decoding_step(
+    lib: Any, net: Decoder, jit: bool = False, start: int | None = None
+) -> Callable[[], float]:
+    """A function that takes a decoder one position on, from `start` (the middle);
+    the first element of the state.
+
+    After the last position it goes on at `start`. The position is a bound Variable, so that all
+    positions are one graph. With `jit` the library's TinyJit runs it.
+    """
+    first = net.length // 2 if start is None else start
+    positions = itertools.cycle(range(first, net.length))
+    states = np.random.default_rng(0).standard_normal((1, 1, net.width)).astype(np.float32)
+    x = lib.Tensor(states).realize()
+
+    def decode(x: Any, position: Any) -> Any:
+        return net(x, position).realize()
+
+    run = lib.TinyJit(decode) if jit else decode
+
+    def step() -> float:
+        position = lib.Variable("position", 0, net.length - 1).bind(next(positions))
+        return float(run(x, position).numpy()[0, 0, 0])
+
+    return step

@@ -7,6 +7,7 @@ import gc
 import json
 import os
 import select
+import signal
 import statistics
 import subprocess
 import sys
@@ -139,35 +140,56 @@ class Case:
 
 @dataclass
 class Run:
-    """What a process reported: the set-up, each step's time and each step's result."""
+    """What a process reported: the set-up, each step's time and each step's result.
+
+    `failed` is what went wrong, if something did and the other cases were to go on.
+    """
 
     setup_ns: float = 0.0
+    failed: str | None = None
     steps: Times = field(default_factory=Times)
     results: list[Any] = field(default_factory=list)
 
 
 def alternate_processes(
-    cases: Mapping[str, Case], rounds: int = 10, timeout_s: float = 300.0
+    cases: Mapping[str, Case],
+    rounds: int = 10,
+    timeout_s: float = 300.0,
+    keep_going: bool = False,
 ) -> dict[str, Run]:
     """Run a step of each case in turn, `rounds` times; the first step is the first sample.
 
     Each case has one process, which runs `tiny.bench.worker` and loads the case's module, never
     the main program. Only one works at a time. RuntimeError carries what a process that failed
-    wrote; TimeoutError if one step, or the set-up, takes longer than `timeout_s`.
+    wrote; TimeoutError if one step, or the set-up, takes longer than `timeout_s`. With
+    `keep_going` such a case is left out from there on, and its run says why.
     """
+    runs = {name: Run() for name in cases}
     with contextlib.ExitStack() as stack:
         workers = {
             name: stack.enter_context(_worker(name, case, timeout_s))
             for name, case in cases.items()
         }
-        runs = {name: Run() for name in cases}
-        for name, ask in workers.items():
-            runs[name].setup_ns = ask("setup")["ns"]
+
+        def ask(name: str, request: str) -> dict[str, Any] | None:
+            if runs[name].failed is not None:
+                return None
+            try:
+                return workers[name](request)
+            except (RuntimeError, TimeoutError) as error:
+                if not keep_going:
+                    raise
+                runs[name].failed = str(error)
+                return None
+
+        for name in cases:
+            if (answer := ask(name, "setup")) is not None:
+                runs[name].setup_ns = answer["ns"]
         for round_ in range(rounds):
             for name in list(cases)[:: -1 if round_ % 2 else 1]:
-                answer = workers[name]("step")
-                runs[name].steps.samples.append(answer["ns"])
-                runs[name].results.append(answer["result"])
+                if (answer := ask(name, "step")) is not None:
+                    runs[name].steps.samples.append(answer["ns"])
+                    runs[name].results.append(answer["result"])
     return runs
 
 
@@ -181,6 +203,7 @@ def _worker(name: str, case: Case, timeout_s: float) -> Iterator[Callable[[str],
             stdout=subprocess.PIPE,
             stderr=log,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **case.env},
+            start_new_session=True,  # so that what it starts can be ended with it
         )
         assert process.stdin is not None and process.stdout is not None
         stdin, stdout = process.stdin, process.stdout
@@ -194,6 +217,7 @@ def _worker(name: str, case: Case, timeout_s: float) -> Iterator[Callable[[str],
                 stdin.write(request.encode() + b"\n")
                 stdin.flush()
             if not select.select([stdout], [], [], timeout_s)[0]:
+                _kill(process)  # or it would disturb the others
                 raise TimeoutError(failed(f"did not answer within {timeout_s:g} s"))
             line = stdout.readline()
             if not line:
@@ -218,9 +242,18 @@ def _worker(name: str, case: Case, timeout_s: float) -> Iterator[Callable[[str],
             try:
                 process.wait(5)
             except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+                _kill(process)
             stdout.close()
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """End a process of a session of its own, and all that it has started."""
+    if hasattr(os, "killpg"):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    else:
+        process.kill()
+    process.wait()
 
 
 # ---------------------------------------------------------------- where the time goes
