@@ -48,7 +48,7 @@ class Recording:
     its Variables by name.
     """
 
-    def __init__(self, params: Sequence[UOp], numbers: dict[str, int]) -> None:
+    def __init__(self, params: Sequence[UOp], numbers: dict[str, float]) -> None:
         self.token = object()
         self.params = {node.arg.uid: k for k, node in enumerate(params)}
         self.numbers = {name: (k, value) for k, (name, value) in enumerate(numbers.items())}
@@ -136,7 +136,7 @@ class Recording:
 
     def _source(self, name: str, value: float) -> tuple[str, float]:
         for kind, known in (("number", self.numbers), ("draw", self._keys)):
-            if name in known and known[name][1] == value:
+            if name in known and (known[name][1] == value or value != value):  # NaN is not equal
                 return kind, known[name][0]
         return "constant", value
 
@@ -228,7 +228,11 @@ class Plan(NamedTuple):
 
 
 class Replay:
-    """A plan and the BUFFERs that its bound cells are, to be run again and again."""
+    """A plan and the BUFFERs that its bound cells are, to be run again and again.
+
+    `written` and `read` are the BUFFERs that a run writes, and those that it only reads;
+    `written_params` the numbers of the parameters that it writes.
+    """
 
     def __init__(self, plan: Plan, bound: Sequence[UOp]) -> None:
         self.plan = plan
@@ -236,9 +240,17 @@ class Replay:
         self.fresh = [plan.cells[k] for k in plan.of_role("fresh")]
         written = {k for step in plan.steps for k in step.written}
         self.written_params = [k for k in plan.of_role("param") if k in written]
+        cells = list(zip(plan.of_role("bound"), self.bound, strict=True))
+        self.written = [node for k, node in cells if k in written]
+        self.read = [node for k, node in cells if k not in written]
+        self.written_buffers = {id(buffer_of(node)) for node in self.written}
+        self.read_buffers = {id(buffer_of(node)) for node in self.bound}
         parts = _place(plan.of_role("temp"), plan.cells, plan.steps)
         values = len(plan.numbers) + len(plan.draws) + len(plan.constants)
-        slots = [parts.get(k) for k in range(len(plan.cells))]
+        slots = [
+            parts.get(k) or (cell if cell.role in ("param", "bound") else None)
+            for k, cell in enumerate(plan.cells)
+        ]
         self._steps = StepList(plan.steps, slots, values)
         self._memory = tuple([buffer_of(node).memory for node in self.bound])
         self._lock = threading.Lock()  # what it writes is one run's at a time
@@ -264,10 +276,8 @@ class Replay:
 class Capture(Replay):
     """The steps of a recording, to be run again and again.
 
-    `outputs` are the uids of the BUFFERs that are returned; each run makes new ones. `written` and
-    `read` are the bound BUFFERs that a run writes, and those that it only reads;
-    `written_params` the numbers of the parameters that it writes, `fresh` the shapes of the
-    outputs. JitError if there is nothing to run.
+    `outputs` are the uids of the BUFFERs that are returned; each run makes new ones. What the step
+    filled from the host is neither in `written` nor in `read`. JitError if there is nothing to run.
     """
 
     def __init__(self, recording: Recording, outputs: Sequence[int]) -> None:
@@ -292,11 +302,6 @@ class Capture(Replay):
                 filled.append(_copy_step(cells.slots[cell], cell, original))
             elif cell in used:
                 bound[cell] = contents
-        outer = [(cells.of(uid), node) for uid, node in recording.bound.items()]
-        self.written = [node for k, node in outer if k in written]
-        self.read = [node for k, node in outer if k in used and k not in written]
-        self.written_buffers = {id(buffer_of(node)) for node in self.written}
-        self.read_buffers = {id(buffer_of(node)) for node in self.read} | self.written_buffers
         steps = [*filled, *steps]
         params = range(len(recording.params))
         used = {k for step in steps for k in step.slots} - {*params, *fresh}
@@ -313,6 +318,9 @@ class Capture(Replay):
             tuple(cells.constants),
         )
         super().__init__(plan, [bound[k] for k in kept])
+        outer = set(recording.bound.values())
+        self.written = [node for node in self.written if node in outer]
+        self.read = [node for node in self.read if node in outer]
 
 
 def _copy_step(slot: Slot, to: int, source: int) -> Step:

@@ -18,6 +18,7 @@ from tiny.dtype import DType, dtypes
 from tiny.helpers import (
     DEBUG,
     DEV,
+    JIT,
     NOOPT,
     STRICT_REDUCE,
     GlobalCounters,
@@ -209,7 +210,7 @@ class StepList:
 
     `slots` are Parts of arenas, which a run borrows; None for memory that a run is given to fill;
     and else what the memory is that it is given. Where all steps are code of the host they run in
-    one native call, unless DEBUG asks for a line about each.
+    one native call, unless DEBUG asks for a line about each, or JIT=2.
 
     A run is complete, with all `settings` published, or has changed nothing: where Python comes
     between steps, copies are kept of what they overwrite, and put back when something is raised.
@@ -255,7 +256,7 @@ class StepList:
             Arena(allocator, nbytes)
             for allocator, nbytes in zip(self._allocators, self._arenas.values(), strict=True)
         ]
-        if self._native is None or DEBUG >= 2:
+        if self._native is None or DEBUG >= 2 or JIT == 2:
             self._run_apart(self._pieces(memory, arenas), values, settings or [])
             return
         self._native((*memory, *[arena.memory for arena in arenas]), values, False, settings)

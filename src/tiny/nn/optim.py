@@ -12,8 +12,8 @@ from tiny.tensor import Tensor
 class Optimizer:
     """What all optimizers share.
 
-    `params` are tensors of a float dtype; one that appears twice counts once, and those marked
-    `requires_grad=False` are left alone. `lr` is kept as a tensor of shape (1,), so that a
+    `params` are tensors of a float dtype; one that appears twice counts once, those marked
+    `requires_grad=False` are left alone, and the others are marked True. `lr` is kept as a tensor of shape (1,), so that a
     schedule can assign to it.
     """
 
@@ -27,6 +27,7 @@ class Optimizer:
                     f"an optimizer moves float tensors, got one of {p.dtype} and shape {p.shape}; "
                     "mark it requires_grad=False"
                 )
+            p.requires_grad = True  # a captured step keeps the gradients of those that say so
         self.device = self.params[0].device
         # not less than float32, so that the numbers of a schedule keep their digits
         self.param_dtype = least_upper_dtype(dtypes.float32, *[p.dtype for p in self.params])

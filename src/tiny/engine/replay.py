@@ -1,0 +1,296 @@
+"""Replaying: a captured step, called with the memory of other arguments."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tiny.device import Buffer, Device
+from tiny.dtype import DType, _to_np_dtype
+from tiny.engine.capture import Capture
+from tiny.engine.holders import (
+    Holders,
+    Recipe,
+    compute_readers,
+    memory_of,
+    own_memory,
+    root_of,
+    storage_number,
+)
+from tiny.engine.memory import buffer_node, buffer_of
+from tiny.engine.signature import map_leaves
+from tiny.helpers import all_int
+from tiny.mixin.sizes import most
+from tiny.storage import pending_count
+from tiny.tensor import Tensor
+from tiny.uop.ops import Ops, UOp
+from tiny.uop.runtime import JitError, runtime
+
+__all__ = ["HERE", "Arguments", "CapturedStep", "Given", "Owner", "copy_of"]
+
+HERE = object()  # in the template of a result: a tensor
+
+Place = tuple[UOp, int, bool]  # a BUFFER, how many of its elements come before, whether it is all
+
+
+class Given(NamedTuple):
+    """Stands for a tensor in what is kept of the call that was captured.
+
+    `parameter` is its number among the parameters; the name of a variable if it is a Python
+    number; None if it has no elements.
+    """
+
+    parameter: int | str | None
+    shape: tuple[Any, ...]
+    dtype: DType
+    requires_grad: bool | None
+
+
+class Owner(NamedTuple):
+    """The tensor at which a step leaves a gradient: an argument, a result, or one from outside."""
+
+    argument: int | None = None
+    result: int | None = None
+    outside: weakref.ref[Tensor] | None = None
+
+    def find(self, arguments: Sequence[Tensor], results: Sequence[Tensor]) -> Tensor | None:
+        """It, in a call; None if it is gone."""
+        if self.argument is not None:
+            return arguments[self.argument]
+        if self.result is not None:
+            return results[self.result]
+        assert self.outside is not None
+        return self.outside()
+
+
+class Arguments:
+    """The tensors of a call, realised, by parameter: whole ones of one storage are one.
+
+    `tensors` has the first tensor of each parameter, `places` where it lies in one piece and in
+    order, or None; `of` the parameter of each tensor.
+    """
+
+    def __init__(self, given: Sequence[Tensor]) -> None:
+        self.given = given
+        for t in given:
+            if t.uop.op is not Ops.BUFFER:
+                Tensor.realize(*given)
+                break
+        self.tensors: list[Tensor] = []
+        self.places: list[Place | None] = []
+        self.of: list[int] = []
+        self._storages: dict[int, list[int]] = {}  # by storage: its parameters
+        self.sharing: tuple[Any, ...] = ()  # which tensors are one, and which overlap
+        self.copies: dict[int, UOp] = {}  # by parameter, of those that are not in order
+        for t in given:
+            uop = t.uop
+            place: Place | None = (uop, 0, True) if uop.op is Ops.BUFFER else memory_of(t)
+            mine = self._storages.setdefault(storage_number(t), [])
+            if mine and place is not None and place[2]:
+                same = [k for k in mine if self._is_whole(k) and self.tensors[k].dtype is t.dtype]
+                if same:
+                    self.of.append(same[0])
+                    continue
+            self.of.append(len(self.tensors))
+            mine.append(len(self.tensors))
+            self.tensors.append(t)
+            self.places.append(place)
+        if len(self._storages) < len(given):
+            pairs = [
+                (k, j) for mine in self._storages.values() for k in mine for j in mine if k < j
+            ]
+            self.sharing = *self.of, *[pair for pair in pairs if self._overlap(*pair)]
+
+    def _is_whole(self, k: int) -> bool:
+        place = self.places[k]
+        return place is not None and place[2]
+
+    def _overlap(self, k: int, j: int) -> bool:
+        """Whether two parameters of one storage share elements, as far as that is known."""
+        a, b = self._span(k), self._span(j)
+        return a is None or b is None or (a[0] < b[1] and b[0] < a[1])
+
+    def _span(self, k: int) -> tuple[int, int] | None:
+        """The bytes of the storage that a parameter takes; None if they are not in one piece."""
+        place = self.places[k]
+        tensor = self.tensors[k]
+        if place is None or not all_int(tensor.shape):
+            return None
+        begin = place[1] * tensor.dtype.itemsize
+        return begin, begin + tensor.numel() * tensor.dtype.itemsize
+
+    def sharers(self, k: int) -> bool:
+        """Whether another parameter shares elements with this one."""
+        mine = self._storages[storage_number(self.tensors[k])]
+        return any(j != k and self._overlap(k, j) for j in mine)
+
+    def locate(self) -> None:
+        """Find out anew where they lie: memory was given to some storages."""
+        self.places = [memory_of(t) for t in self.tensors]
+
+    def memory(self) -> list[Any]:
+        """The memory of each parameter; that of a copy where its elements are not in order."""
+        found = []
+        self.copies = {}
+        for k, (tensor, place) in enumerate(zip(self.tensors, self.places, strict=True)):
+            if place is None:
+                self.copies[k] = copy_of(tensor)
+                found.append(buffer_of(self.copies[k]).memory)
+            else:
+                found.append(_piece(tensor, place))
+        return found
+
+    def buffers(self) -> Iterator[Buffer]:
+        """The memory that each of them is in, but of constants."""
+        for tensor, place in zip(self.tensors, self.places, strict=True):
+            base = root_of(tensor) if place is None else place[0]
+            if base.op is Ops.BUFFER:
+                yield buffer_of(base)
+
+
+def _piece(tensor: Tensor, place: Place) -> Any:
+    """The memory of a tensor that is in one piece."""
+    node, offset, is_whole = place
+    buffer = buffer_of(node)
+    if is_whole:
+        return buffer.memory
+    itemsize = tensor.dtype.itemsize
+    return Device[buffer.device].allocator._offset(
+        buffer.memory, tensor.numel() * itemsize, offset * itemsize
+    )
+
+
+def copy_of(tensor: Tensor) -> UOp:
+    """A new BUFFER with the elements of a realised tensor, in order.
+
+    Of a symbolic shape: one of the upper bounds, at the front of which they are.
+    """
+    uop = tensor.uop
+    if uop.op is Ops.CONST:
+        value = np.full((), uop.arg, _to_np_dtype(uop.dtype))
+        return runtime().from_host(value, runtime().canonicalize_device(tensor.device))
+    whole = UOp(Ops.CONTIGUOUS, uop.dtype, (uop,))
+    found = runtime().realize([whole])[whole].base
+    return buffer_node(buffer_of(found), tuple([most(size) for size in tensor.shape]))
+
+
+def check_sharing(arguments: Arguments, capture: Capture) -> None:
+    """JitError if one shares memory with what the step writes, where that would differ."""
+    if capture.written_buffers and any(
+        id(b) in capture.written_buffers for b in arguments.buffers()
+    ):
+        raise JitError(
+            "an argument shares memory with a tensor that the step writes to on its own account; "
+            "pass a copy, .clone()"
+        )
+    for k in capture.written_params:
+        base = root_of(arguments.tensors[k])
+        own = base.op is Ops.BUFFER and id(buffer_of(base)) in capture.read_buffers
+        if own or arguments.sharers(k):
+            raise JitError(
+                f"the step writes to an argument of shape {arguments.tensors[k].shape} that "
+                "shares memory with another argument, or with a tensor that it reads on its own "
+                "account; pass a copy, .clone()"
+            )
+
+
+class Run(NamedTuple):
+    """What a replay made: the tensors of its result, and gradients at tensors."""
+
+    tensors: list[Tensor]
+    gradients: list[tuple[Owner, Tensor]]
+
+
+class CapturedStep:
+    """A call that was captured, to be replayed for calls of the same signature.
+
+    `recipe` makes the tensors of the result, then the gradients of `kept`; `template` is the
+    result with HERE for its tensors; `call` the arguments with Given for theirs. The gradients at
+    `lost` can not be read after a replay.
+    """
+
+    def __init__(
+        self,
+        capture: Capture,
+        recipe: Recipe,
+        template: Any,
+        holders: Holders,
+        call: tuple[tuple[Any, ...], dict[str, Any]],
+    ) -> None:
+        self.capture, self.recipe, self.template = capture, recipe, template
+        self.holders, self.call = holders, call
+        self.kept: list[Owner] = []
+        self.lost: list[tuple[Owner, Tensor]] = []
+        self.cleared: list[weakref.ref[Tensor]] = []  # those that had no gradient before the call
+        self.emptied: list[weakref.ref[Tensor]] = []  # those that have none after it
+        self._clean: weakref.WeakSet[UOp] = weakref.WeakSet()
+        self._seen = -1
+
+    def is_valid(self, arguments: Arguments) -> bool:
+        """Whether the tensors that it reads and writes are still those; prepares them for it."""
+        for owner in self.cleared:
+            if (tensor := owner()) is not None and tensor.grad is not None:
+                return False  # the function would add to it
+        changed = pending_count() != self._seen
+        if changed:
+            self.holders.settle()
+        if self.holders.is_lost or not self.recipe.is_complete():
+            return False
+        if changed:
+            compute_readers(self.capture.written, self._clean)
+            self._seen = pending_count()
+            arguments.locate()
+        return True
+
+    def replay(self, arguments: Arguments, numbers: dict[str, float]) -> Any:
+        """Run it again; the result."""
+        for owner in self.kept:  # the memory of the gradients before may be used again
+            tensor = owner.find(arguments.given, ()) if owner.result is None else None
+            if tensor is not None:
+                tensor.grad = None
+        for emptied in self.emptied:
+            if (tensor := emptied()) is not None:
+                tensor.grad = None
+        made = self.run(arguments, numbers)
+        for owner, gradient in (*made.gradients, *self.lost):
+            tensor = owner.find(arguments.given, made.tensors)
+            if tensor is not None:
+                tensor.grad = gradient
+        return self.result(made)
+
+    def run(self, arguments: Arguments, numbers: dict[str, float]) -> Run:
+        """Run its kernels on these arguments."""
+        capture = self.capture
+        if capture.written_params:
+            self._own(arguments)
+        check_sharing(arguments, capture)
+        memory = arguments.memory()
+        made = capture.run(memory, tuple(numbers.values()))
+        bases = [buffer_node(b, slot.shape) for b, slot in zip(made, capture.fresh, strict=True)]
+        tensors = self.recipe.make(bases, numbers)
+        for k in capture.written_params:
+            if k in arguments.copies:
+                arguments.tensors[k].assign(Tensor(arguments.copies[k])).realize()
+        count = len(tensors) - len(self.kept)
+        return Run(tensors[:count], list(zip(self.kept, tensors[count:], strict=True)))
+
+    def _own(self, arguments: Arguments) -> None:
+        """Give arguments that are written memory that nobody else reads."""
+        places = arguments.places
+        own = [
+            own_memory(arguments.tensors[k])
+            for k in self.capture.written_params
+            if places[k] is not None
+        ]
+        compute_readers(own, weakref.WeakSet())
+        arguments.locate()
+
+    def result(self, made: Run) -> Any:
+        """The result of a call."""
+        if self.template is HERE:
+            return made.tensors[0]
+        rest = iter(made.tensors)
+        return map_leaves(self.template, lambda leaf: next(rest) if leaf is HERE else leaf)

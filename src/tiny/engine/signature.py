@@ -1,0 +1,484 @@
+"""Signatures: what calls of a captured function are told apart by.
+
+Two calls of equal signature would run the same kernels, so they share a capture. What is in a
+signature is a flat list of *parts*, in an order that the structure of the arguments fixes.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import dis
+import enum
+import inspect
+import threading
+import types
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tiny.dtype import DType, dtypes
+from tiny.helpers import (
+    DEFAULT_FLOAT,
+    DEFAULT_INT,
+    DEV,
+    NO_MEMORY_PLANNER,
+    NOOPT,
+    STRICT_REDUCE,
+    TRAINING,
+    ContextVar,
+)
+from tiny.tensor import Tensor
+from tiny.uop.ops import Ops, UOp, VarArg
+from tiny.uop.runtime import JitError
+
+__all__ = [
+    "Call",
+    "Layout",
+    "Reader",
+    "difference",
+    "is_dead",
+    "is_input",
+    "is_number",
+    "leaves",
+    "map_arguments",
+    "map_leaves",
+    "number_variable",
+    "own_code",
+]
+
+# what the function may do otherwise without being given anything else
+_SETTINGS = (TRAINING, DEFAULT_FLOAT, DEFAULT_INT, DEV, NOOPT, STRICT_REDUCE, NO_MEMORY_PLANNER)
+_last_read = threading.local()  # their values in each thread, as of which number of changes
+
+_EXACT = frozenset({bool, int, str, bytes, type(None), type(...)})  # equal means the same
+_PLAIN = (bool, int, float, complex, str, bytes, enum.Enum, np.generic, DType, type(None))
+
+
+def _settings() -> tuple[Any, ...]:
+    """The values of the context variables that a signature has."""
+    changes = ContextVar.changes
+    if getattr(_last_read, "changes", -1) != changes:
+        _last_read.values = tuple([setting.value for setting in _SETTINGS])
+        _last_read.changes = changes
+    values: tuple[Any, ...] = _last_read.values
+    return values
+
+
+# ---------------------------------------------------------------- structures
+
+
+def is_number(tensor: Tensor) -> bool:
+    """Whether a tensor is a Python number, without a dtype of its own."""
+    return tensor.uop.op is Ops.CONST and tensor.dtype in dtypes.weaks
+
+
+def is_input(tensor: Tensor) -> bool:
+    """Whether a Python number can be an input: it fits into a variable."""
+    value = tensor.uop.arg
+    return isinstance(value, float) or bool(dtypes.int64.min <= value <= dtypes.int64.max)
+
+
+def is_dataclass(x: Any) -> bool:
+    """Whether x is an object of a dataclass."""
+    return hasattr(type(x), "__dataclass_fields__")
+
+
+def map_leaves(x: Any, change: Callable[[Any], Any]) -> Any:
+    """A structure of lists, tuples, dicts and dataclasses with its leaves changed."""
+    if isinstance(x, tuple) and hasattr(x, "_fields"):
+        return type(x)(*[map_leaves(item, change) for item in x])
+    if isinstance(x, list | tuple):
+        return type(x)(map_leaves(item, change) for item in x)
+    if isinstance(x, dict):
+        new = copy.copy(x)
+        for name, item in x.items():
+            new[name] = map_leaves(item, change)
+        return new
+    if is_dataclass(x):
+        new = copy.copy(x)
+        for field in dataclasses.fields(x):
+            # frozen ones too: nobody has seen this copy
+            object.__setattr__(new, field.name, map_leaves(getattr(x, field.name), change))
+        return new
+    return change(x)
+
+
+def _children(x: Any) -> list[tuple[str, Any]] | None:
+    """What a container holds, each with the step that leads to it; None if x is a leaf."""
+    if isinstance(x, dict):
+        return [(f"[{name!r}]", item) for name, item in x.items()]
+    if isinstance(x, list | tuple):
+        names = getattr(x, "_fields", None)
+        return [(f".{names[k]}" if names else f"[{k}]", item) for k, item in enumerate(x)]
+    if is_dataclass(x):
+        return [(f".{f.name}", getattr(x, f.name)) for f in dataclasses.fields(x)]
+    return None
+
+
+def leaves(x: Any, path: str = "") -> list[tuple[str, Any]]:
+    """The leaves of a structure, each with what leads to it: `[0]['a'].b`."""
+    inner = _children(x)
+    if inner is None:
+        return [(path, x)]
+    return [leaf for step, item in inner for leaf in leaves(item, path + step)]
+
+
+class Call(NamedTuple):
+    """A call as signatures see it.
+
+    `tensors` are those that are inputs, in order; `numbers` the other inputs by name: the values
+    of Variables, and of tensors that are Python numbers.
+    """
+
+    parts: list[Any]
+    tensors: list[Tensor]
+    numbers: dict[str, float]
+
+
+def number_name(k: int) -> str:
+    """The name of the variable that stands for the k-th tensor without a dtype of its own."""
+    return f"tensor_number_{k}"
+
+
+def number_variable(k: int, value: float) -> UOp:
+    """A bound variable that stands for the k-th tensor without a dtype of its own."""
+    dtype = dtypes.float64 if isinstance(value, float) else dtypes.int64
+    low, high = (-np.inf, np.inf) if isinstance(value, float) else (dtype.min, dtype.max)
+    variable = UOp(Ops.DEFINE_VAR, dtype, (), VarArg(number_name(k), low, high))
+    return UOp(Ops.BIND, dtype, (variable, UOp.const(value, dtype)))
+
+
+class _Parts:
+    """The parts of one call as they are found; `paths`, if wanted, says where each comes from."""
+
+    def __init__(self, parts: list[Any], paths: list[str] | None = None) -> None:
+        self.parts = parts
+        self.paths = paths
+        self.tensors: list[Tensor] = []
+        self.numbers: dict[str, float] = {}
+        self.weak = 0  # tensors that are Python numbers
+
+    def read(self, x: Any, path: str = "") -> None:
+        """Take an argument apart: its structure and plain values are parts."""
+        kind = type(x)
+        if kind in _EXACT:
+            part: Any = (kind, x)
+        elif isinstance(x, Tensor):
+            part = self._tensor(x)
+        elif isinstance(x, list | tuple | dict) or is_dataclass(x):
+            self._container(x, kind, path)
+            return
+        elif isinstance(x, UOp):
+            part = self._expression(x)
+        else:
+            part = plain(x, path)
+        self.parts.append(part)
+        if self.paths is not None:
+            self.paths.append(path)
+
+    def _tensor(self, x: Tensor) -> Any:
+        if is_number(x):
+            if not is_input(x):
+                return Tensor, x.uop.arg
+            self.numbers[number_name(self.weak)] = x.uop.arg
+            self.weak += 1
+            return Tensor, x.dtype
+        shape = x.shape
+        if 0 not in shape:
+            self.tensors.append(x)
+        for size in shape:
+            if type(size) is not int:
+                shape = tuple([s if type(s) is int else self._expression(s) for s in shape])
+                break
+        wants = x.requires_grad
+        # the function would add to a gradient that is there
+        return Tensor, shape, x.dtype, x.device, wants, wants is True and x.grad is not None
+
+    def _container(self, x: Any, kind: type, path: str) -> None:
+        items: Sequence[Any]
+        if isinstance(x, dict):
+            items, names = tuple(x.values()), tuple(x)
+            if not all(type(name) is str for name in names):
+                names = tuple([plain(name, path) for name in names])
+            part: Any = (kind, names)  # in this order: the function can see it
+        elif isinstance(x, list | tuple):
+            items, part = x, (kind, len(x))
+        else:
+            items, part = [getattr(x, field.name) for field in dataclasses.fields(x)], kind
+        self.parts.append(part)
+        if self.paths is None:
+            for item in items:
+                self.read(item)
+            return
+        self.paths.append(path)
+        for step, item in _children(x) or ():
+            self.read(item, path + step)
+
+    def _expression(self, x: UOp) -> UOp:
+        """An expression of Variables, whose values are inputs, without these."""
+        bare, values = x.unbind_all()
+        for variable, value in values.items():
+            before = self.numbers.setdefault(variable.arg.name, value)
+            if before != value:
+                raise ValueError(
+                    f"TinyJit: the variable {variable.arg.name!r} is given as {before} and as "
+                    f"{value}; bind it once"
+                )
+        return bare
+
+
+def plain(x: Any, path: str = "") -> Any:
+    """A value as a part of a signature: 1, 1.0 and True are not the same, and NaN is NaN."""
+    kind = type(x)
+    if isinstance(x, float):
+        return kind, float.hex(x)
+    if isinstance(x, complex):
+        return kind, float.hex(x.real), float.hex(x.imag)
+    if isinstance(x, np.generic):
+        return kind, x.dtype, x.tobytes()
+    if isinstance(x, set | frozenset | list | tuple):
+        return kind, tuple([plain(item, path) for item in x])
+    if isinstance(x, slice):
+        return kind, plain(x.start, path), plain(x.stop, path), plain(x.step, path)
+    its_hash: Any = kind.__hash__
+    if its_hash is object.__hash__:  # the same object; it may die
+        try:
+            return kind, weakref.ref(x)
+        except TypeError:
+            return kind, x
+    try:
+        hash(x)
+    except TypeError:
+        raise JitError(
+            f"the argument {path or 'of the call'} is a {kind.__name__}: what is in it would be "
+            "frozen; pass tensors, as in Tensor(array), or lists, tuples, dicts or dataclasses of "
+            "tensors and numbers"
+        ) from None
+    return kind, x
+
+
+# ---------------------------------------------------------------- what the code names
+
+
+class _Surroundings:
+    """The plain values and the tensors that a function's own code names.
+
+    They are in closure cells and globals.
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        function = own_code(function)
+        code = getattr(function, "__code__", None)
+        self._globals: dict[str, Any] = getattr(function, "__globals__", {})
+        cells = getattr(function, "__closure__", None) or ()
+        self._cells = list(zip(code.co_freevars, cells, strict=True)) if code else []
+        self._names = sorted(_global_names(code)) if code else []
+
+    def read(self, parts: list[Any], paths: list[str] | None = None) -> None:
+        """Add those there are now to the parts of a signature."""
+        for name, cell in self._cells:
+            try:
+                value = cell.cell_contents
+            except ValueError:  # not filled yet
+                continue
+            _read_surrounding(name, value, parts)
+        for name in self._names:
+            _read_surrounding(name, self._globals.get(name), parts)
+        if paths is not None:
+            paths += [part[0] for part in parts[len(paths) :]]
+
+
+def own_code(function: Callable[..., Any]) -> Any:
+    """The function whose code a callable runs."""
+    found: Any = function
+    while not hasattr(found, "__code__"):
+        if hasattr(found, "func"):  # functools.partial
+            found = found.func
+        elif hasattr(found, "__func__"):
+            found = found.__func__
+        else:
+            found = type(found).__call__
+            if not hasattr(found, "__code__"):
+                break
+    return found
+
+
+def _read_surrounding(name: str, value: Any, parts: list[Any]) -> None:
+    kind = type(value)
+    if kind in _EXACT:
+        parts.append((name, kind, value))
+    elif isinstance(value, Tensor):  # which one; its death is noticed
+        parts.append((name, id(value)))
+    elif isinstance(value, _PLAIN) or _is_plain_tuple(value):
+        parts.append((name, *plain(value)))
+
+
+def _is_plain_tuple(x: Any) -> bool:
+    return type(x) is tuple and all(isinstance(v, _PLAIN) or _is_plain_tuple(v) for v in x)
+
+
+def _global_names(code: types.CodeType) -> set[str]:
+    """The names that a function and those written inside it look up outside of themselves."""
+    found = {
+        instruction.argval
+        for instruction in dis.get_instructions(code)
+        if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME")  # attributes are names of code too
+    }
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            found |= _global_names(constant)
+    return found
+
+
+# ---------------------------------------------------------------- calls
+
+
+def map_arguments(
+    layout: Layout, args: tuple[Any, ...], kwargs: dict[str, Any], change: Callable[[Any], Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of a call with their leaves changed, in the order in which they are read."""
+    positional, named = list(args), dict(kwargs)
+    for _, source in layout:
+        if isinstance(source, int):
+            positional[source] = map_leaves(args[source], change)
+        elif isinstance(source, str):
+            named[source] = map_leaves(kwargs[source], change)
+    return tuple(positional), named
+
+
+class _Default(NamedTuple):
+    """A parameter that a call does not name; `part` is what its value would be in a signature."""
+
+    part: Any
+
+
+# of each parameter in the order of the signature: its name, and the position or the name of what
+# is given for it, or its default
+Layout = list[tuple[str, int | str | _Default]]
+
+
+class Reader:
+    """Reads calls of one function; `skip` positional parameters are bound already."""
+
+    def __init__(self, function: Callable[..., Any], skip: int = 0) -> None:
+        self._function, self._skip = function, skip
+        self._surroundings = _Surroundings(function)
+        self._layouts: dict[tuple[int, tuple[str, ...]], Layout] = {}
+
+    def read(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], paths: list[str] | None = None
+    ) -> Call:
+        """What a call is told apart by; `paths` gets where each part comes from."""
+        found = _Parts([_settings()], paths)
+        if paths is not None:
+            paths.append("settings")
+        self._surroundings.read(found.parts, paths)
+        for name, source in self.layout(args, kwargs):
+            if type(source) is int:
+                found.read(args[source], name)
+            elif type(source) is str:
+                found.read(kwargs[source], name)
+            else:
+                assert isinstance(source, _Default)
+                found.parts.append(source.part)
+                if paths is not None:
+                    paths.append(name)
+        return Call(found.parts, found.tensors, found.numbers)
+
+    def layout(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Layout:
+        """How arguments of that many positions and these names meet the parameters."""
+        shape = len(args), tuple(kwargs)
+        found = self._layouts.get(shape)
+        if found is None:
+            found = self._layouts[shape] = self._new_layout(*shape)
+        return found
+
+    def _new_layout(self, count: int, names: tuple[str, ...]) -> Layout:
+        as_given: Layout = [(str(k), k) for k in range(count)]
+        as_given += [(name, name) for name in sorted(names)]
+        try:
+            signature = inspect.signature(self._function)
+            places = [*range(-self._skip, 0), *range(count)]
+            bound = signature.bind(*places, **{name: name for name in names})
+        except (TypeError, ValueError):  # there is none, or calling it will tell what is wrong
+            return as_given
+        found: Layout = []
+        for parameter in signature.parameters.values():
+            name, kind = parameter.name, parameter.kind
+            given: Any = bound.arguments.get(name, parameter)
+            if kind is parameter.VAR_POSITIONAL:
+                given = () if given is parameter else given
+                found += [(f"{name}[{k}]", place) for k, place in enumerate(given) if place >= 0]
+            elif kind is parameter.VAR_KEYWORD:
+                found += [(n, n) for n in (() if given is parameter else given)]
+            elif given is parameter:
+                found.append((name, _default_of(parameter.default)))
+            elif not isinstance(given, int) or given >= 0:
+                found.append((name, given))
+        return found
+
+
+def _default_of(value: Any) -> _Default:
+    """As if it had been given, if nothing can change it; so `f(x)` is `f(x, 1)` where n=1."""
+    if type(value) in _EXACT:
+        return _Default((type(value), value))
+    if isinstance(value, _PLAIN) or _is_plain_tuple(value):
+        parts = _Parts([])
+        parts.read(value)
+        return _Default(parts.parts[0] if len(parts.parts) == 1 else ("default", *parts.parts))
+    return _Default("default")
+
+
+# ---------------------------------------------------------------- for people
+
+
+def is_dead(key: Sequence[Any]) -> bool:
+    """Whether a signature is of an object that is gone."""
+    return any(
+        type(part) is tuple
+        and len(part) == 2
+        and type(part[1]) is weakref.ref
+        and part[1]() is None
+        for part in key
+    )
+
+
+def difference(old: Sequence[Any], new: Sequence[Any], paths: Sequence[str]) -> str:
+    """What of two signatures differs; `paths` are those of the new one."""
+    for k, (before, now) in enumerate(zip(old, new, strict=False)):
+        if before == now:
+            continue
+        path = paths[k] if k < len(paths) else ""
+        if path == "settings":
+            at = next(
+                i for i, pair in enumerate(zip(before, now, strict=True)) if pair[0] != pair[1]
+            )
+            return f"{_SETTINGS[at].key} was {before[at]!r}, then {now[at]!r}"
+        return f"{path or 'which tensors are one'} was {_part_text(before)}, then {_part_text(now)}"
+    return f"{len(old)} parts, then {len(new)}"
+
+
+def _part_text(part: Any) -> str:
+    if not isinstance(part, tuple) or not part:
+        return part.__name__ if isinstance(part, type) else str(part)
+    kind, *rest = part if isinstance(part[0], type) else part[1:] or part
+    if not isinstance(kind, type):
+        return " ".join(map(str, [kind, *rest])) if isinstance(part[0], type) else "another tensor"
+    if kind is Tensor and len(rest) > 1:
+        shape, dtype, device, requires_grad, has_grad = rest
+        more = {True: ", requires_grad", False: ", requires_grad=False"}.get(requires_grad, "")
+        return f"a {dtype} tensor of shape {shape} on {device}{more}{', with a grad' * has_grad}"
+    if issubclass(kind, float):
+        return f"{kind.__name__} {float.fromhex(rest[0])!r}"
+    if issubclass(kind, np.generic):
+        return f"{kind.__name__} {np.frombuffer(rest[1], rest[0])[0]}"
+    if rest and isinstance(rest[0], weakref.ref):
+        return f"one {kind.__name__}"
+    if issubclass(kind, dict):
+        return f"a {kind.__name__} of {', '.join(map(str, rest[0])) or 'nothing'}"
+    if issubclass(kind, list | tuple):
+        return f"a {kind.__name__} of {rest[0]}"
+    return " ".join([kind.__name__, *map(repr, rest)])
