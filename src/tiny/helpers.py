@@ -32,6 +32,8 @@ from typing import Any, ClassVar, Generic, Self, TypeGuard, TypeVar
 
 T = TypeVar("T")
 
+VERSION = "0.1.0"  # of the package; pyproject.toml reads it here
+
 
 # ---------------------------------------------------------------- environment
 
@@ -69,17 +71,25 @@ class ContextVar(Generic[T]):
     A `Context` changes it for its own thread; assigning `value` outside of one changes it for the
     process. A new thread starts with the process's value. It compares and tests like its value.
     `effective` False marks a name that programs may set already but nothing reads yet: setting it
-    to something else than its default warns, once.
+    to something else than its default warns, once. `choices`, if given, are all values there are.
     """
 
     known: ClassVar[dict[str, ContextVar[Any]]] = {}
     changes: ClassVar[int] = 0  # grows whenever one of them is set, in whatever thread
     __hash__ = object.__hash__
 
-    def __init__(self, key: str, default_value: T, *, effective: bool = True) -> None:
+    def __init__(
+        self,
+        key: str,
+        default_value: T,
+        *,
+        effective: bool = True,
+        choices: tuple[T, ...] = (),
+    ) -> None:
         if key in ContextVar.known:
             raise ValueError(f"context variable {key} is declared twice; import it from helpers")
         self.key, self.default, self.effective = key, default_value, effective
+        self.choices = choices
         self._warned = False
         # a class of its own: its attribute is the process's value, the instance's the thread's
         self._local: Any = type("_Values", (threading.local,), {"value": default_value})()
@@ -110,6 +120,11 @@ class ContextVar(Generic[T]):
             raise TypeError(
                 f"context variable {self.key} is {kind.__name__}, got {new!r} "
                 f"({type(new).__name__}); write it as in {self.key}={self.default!r}"
+            )
+        if self.choices and new not in self.choices:
+            raise ValueError(
+                f"context variable {self.key} is one of {', '.join(map(repr, self.choices))}, "
+                f"got {new!r}"
             )
         if not self.effective and not self._warned and new != self.default:
             self._warned = True
@@ -222,7 +237,8 @@ NO_MEMORY_PLANNER = ContextVar("NO_MEMORY_PLANNER", 0)  # a buffer of its own fo
 
 BEAM = ContextVar("BEAM", 0, effective=False)
 NOOPT = ContextVar("NOOPT", 0)
-JIT = ContextVar("JIT", 1)  # 0: TinyJit runs functions plainly
+# of TinyJit: 0 runs functions plainly, 2 starts kernels one by one, 3 runs both and compares
+JIT = ContextVar("JIT", 1, choices=(0, 1, 2, 3))
 JIT_BATCH_SIZE = ContextVar("JIT_BATCH_SIZE", 32, effective=False)
 IMAGE = ContextVar("IMAGE", 0, effective=False)
 FLOAT16 = ContextVar("FLOAT16", 0, effective=False)

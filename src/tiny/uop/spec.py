@@ -325,16 +325,23 @@ def is_binding(x: UOp) -> bool:
     variable, value = x.src
     return (
         variable.dtype is value.dtype is x.dtype
-        and variable.arg.vmin <= value.arg <= variable.arg.vmax
+        and (variable.arg.vmin <= value.arg <= variable.arg.vmax or value.arg != value.arg)
     )
 
 
 def is_assignment(x: UOp) -> bool:
-    """A STORE writes a value of one shape and dtype to a view of memory."""
-    view, value = x.src
+    """A STORE writes a value of one shape and dtype to a view of memory.
+
+    With a third source it writes each element to the place of a flat view that this one names,
+    one after the other; a place that is not in it gets nothing.
+    """
+    view, value, *places = x.src
     if x.dtype is not dtypes.void or view.dtype is not value.dtype:
         return False
-    if value.shape not in ((), view.shape):
+    shape = places[0].shape if places else view.shape
+    if value.shape not in ((), shape):
+        return False
+    if places and not (dtypes.is_int(places[0].dtype) and len(view.shape) == 1):
         return False
     while view.op in GroupOp.Movement or view.op is Ops.BITCAST:
         view = view.src[0]
@@ -393,6 +400,7 @@ spec_tensor = (
                 lambda x: type(x.arg) is str and keeps_dtype(x),
             ),
             (UPat(Ops.STORE, src=_operands(2), name="x"), is_assignment),
+            (UPat(Ops.STORE, src=_operands(3), name="x"), is_assignment),
             (UPat(Ops.AFTER, src=(UPat.var(),), allow_any_len=True, name="x"), is_version),
             (UPat(Ops.PARAM, src=(), name="x"), lambda x: type(x.arg) is ParamArg),
             (UPat(Ops.TUPLE), lambda: True),
@@ -433,8 +441,9 @@ def is_kernel_reduce(x: UOp) -> bool:
 
 
 def stores_own_dtype(x: UOp) -> bool:
-    """A STORE writes a value of its address's dtype."""
-    return x.dtype is dtypes.void and x.src[0].dtype is x.src[1].dtype
+    """A STORE writes a value of its address's dtype; an "ordered" one at computed places."""
+    has_dtype = x.dtype is dtypes.void and x.src[0].dtype is x.src[1].dtype
+    return has_dtype and x.arg in (None, "ordered")
 
 
 def is_stage(x: UOp) -> bool:
