@@ -574,6 +574,8 @@ cdef void set_bounds(Node n) noexcept:
                 return
         if op in (OP_RANGE, OP_SPECIAL):
             low, high = 0, a.c_vmax - 1
+            if high == 0 and a.c_vmin < 1:
+                high = 1  # a loop that may run not at all must not be taken for the number 0
         elif op in (OP_CAST, OP_BIND, OP_AFTER, OP_EXPAND, OP_RESHAPE):
             if op == OP_CAST and dtype is types.BOOL:
                 low = a.c_vmin > 0 or a.c_vmax < 0

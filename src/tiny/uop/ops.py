@@ -26,7 +26,7 @@ from tiny._core.ops import Ops
 from tiny._core.types import DType
 from tiny.dtype import dtypes, least_upper_dtype
 from tiny.mixin.sizes import split_sizes
-from tiny.uop.printing import graph_text
+from tiny.uop.printing import expression_text, graph_text
 from tiny.uop.upat import PatternMatcher, UPat, graph_rewrite, substitute
 
 __all__ = [
@@ -119,6 +119,12 @@ class UOp(Node):
         """The variable with a value for this run. ValueError outside its bounds."""
         if self.op is not Ops.DEFINE_VAR:
             raise TypeError(f"bind: only a variable takes a value, this is {self.op!r}")
+        if isinstance(value, bool) or not hasattr(value, "__index__"):
+            raise TypeError(
+                f"bind: variable {self.arg.name!r} takes an int, got {value!r} of type "
+                f"{type(value).__name__}"
+            )
+        value = value.__index__()
         if not self.arg.vmin <= value <= self.arg.vmax:
             raise ValueError(
                 f"bind: {value} is outside [{self.arg.vmin}, {self.arg.vmax}], "
@@ -393,7 +399,7 @@ class UOp(Node):
         return substitute(self, dvars, name, extra_pm, walk, enter_calls)
 
     def __repr__(self) -> str:
-        return graph_text(self)
+        return expression_text(self) or graph_text(self)
 
     def sym_infer(self, var_vals: Mapping[str, Any]) -> int:
         """The value of an integer expression, its variables given by name."""

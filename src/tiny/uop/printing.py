@@ -14,9 +14,10 @@ from typing import Any
 from tiny._core.graph import Node
 from tiny._core.ops import Ops
 
-__all__ = ["describe", "graph_text", "list_text"]
+__all__ = ["describe", "expression_text", "graph_text", "list_text"]
 
 REPR_LINES = 100  # of repr() of a node
+EXPRESSION_NODES = 32  # of an expression that is shown in one line
 ARG_WIDTH = 200  # of an argument, in characters
 SOURCES_SHOWN = 64  # of one node
 
@@ -43,6 +44,47 @@ def list_text(nodes: Sequence[Node], max_lines: int = REPR_LINES) -> str:
         if not _is_inline(node) or node is nodes[-1]  # the root is always worth a line
     ]
     return "\n".join(lines)
+
+
+def expression_text(root: Node) -> str | None:
+    """An integer expression of bound Variables as people write it, `(n=4) * 2 + 1`; else None."""
+    if root._shape != () or root.dtype.kind != "x":
+        return None
+    nodes = root.postorder()
+    if len(nodes) > EXPRESSION_NODES or not any(n.op is Ops.BIND for n in nodes):
+        return None
+    texts: dict[Node, tuple[str, int]] = {}  # and how tightly the outermost operator binds
+    for node in nodes:
+        if node.op is Ops.CONST:
+            texts[node] = str(node.arg), 3
+        elif node.op is Ops.DEFINE_VAR:
+            texts[node] = node.arg.name, 3
+        elif node.op is Ops.BIND:
+            texts[node] = f"{node.src[0].arg.name}={node.src[1].arg}", 0
+        elif node.op is Ops.MAX:
+            texts[node] = f"max({', '.join(texts[s][0] for s in node.src)})", 3
+        elif node.op is Ops.MUL and node.src[1].op is Ops.CONST and node.src[1].arg == -1:
+            texts[node] = f"-{_enclosed(*texts[node.src[0]], 3)}", 2
+        elif node.op in _OPERATORS:
+            sign, level = _OPERATORS[node.op]
+            a, b = (_enclosed(*texts[s], level + (k == 1)) for k, s in enumerate(node.src))
+            texts[node] = f"{a} {sign} {b}".replace("+ -", "- "), level
+        else:
+            return None
+    return texts[root][0]
+
+
+_OPERATORS = {
+    Ops.ADD: ("+", 1),
+    Ops.SUB: ("-", 1),
+    Ops.MUL: ("*", 2),
+    Ops.FLOORDIV: ("//", 2),
+    Ops.FLOORMOD: ("%", 2),
+}
+
+
+def _enclosed(text: str, level: int, least: int) -> str:
+    return text if level >= least else f"({text})"
 
 
 def describe(node: Node) -> str:
