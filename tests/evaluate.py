@@ -147,7 +147,7 @@ def after(node: UOp, values: Mapping[UOp, Array]) -> Array:
     for effect in effects:
         if effect.op is not Ops.STORE:
             continue
-        view, value = effect.src
+        view, value, *named = effect.src
         target, steps = views(view)
         assert target is base, "a store writes the memory of another version or tensor"
         places = np.arange(written.size).reshape(written.shape)
@@ -155,6 +155,14 @@ def after(node: UOp, values: Mapping[UOp, Array]) -> Array:
             if step.op in MOVES:
                 places = move(step, places, values, outside=-1)
         assert (places >= 0).all(), "a store into padding"
+        if named:  # one after the other; what is out of range is left out
+            at = values[named[0]].ravel().astype(np.int64)
+            new = bits_as(np.broadcast_to(values[value], values[named[0]].shape), written.dtype)
+            flat = written.reshape(-1)
+            for place, v in zip(at, new.ravel(), strict=True):
+                if 0 <= place < places.size:
+                    flat[places[place]] = v
+            continue
         assert len(np.unique(places)) == places.size, "a store writes one place twice"
         new = np.broadcast_to(values[value], places.shape)
         assert value.dtype is view.dtype, (value.dtype, view.dtype)

@@ -261,6 +261,9 @@ class _Kernel:
         for s in (*target.src, value):
             self.value(s, known)
         at, ok = address(target, known)
+        if store.arg == "ordered":
+            at, ok, new = np.broadcast_arrays(at, ok, known[value])
+            return at[ok], new[ok]  # in the order of the loops: the last one wins
         assert np.all(ok), "a store without bounds"
         loops = [r for r in self.depends[target] if r not in known or known[r].ndim]
         at = self.spread(at, loops) if self.loops else at

@@ -67,6 +67,16 @@ def resolved_arg(node: UOp) -> object:
     return tuple(next(sizes) if s is None else s for s in node.arg)
 
 
+def stored_shape(store: UOp) -> tuple[int | UOp, ...]:
+    """The shape of what a STORE writes: of its view, or, in order, of the places it names."""
+    return store.src[2 if is_ordered(store) else 0].shape
+
+
+def is_ordered(store: UOp) -> bool:
+    """Whether a STORE of a tensor graph writes to computed places, one after the other."""
+    return len(store.src) == 3
+
+
 @dataclass
 class Output:
     """What was asked for: a cell that is in memory, and the movement operations over it."""
@@ -127,7 +137,7 @@ def read_graph(sink: UOp, default_device: str) -> TensorGraph:
         src = tuple([position[s] for s in (node.src if many else node.src[:1])])
         shape = node._shape
         if shape is None:
-            shape = nodes[src[0]].shape if kind == EFFECT else ()
+            shape = stored_shape(node) if kind == EFFECT else ()
         shape = tuple([upper(s) for s in shape])
         g.kind.append(kind)
         g.src.append(src)

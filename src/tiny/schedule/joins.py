@@ -65,7 +65,8 @@ class _Joiner:
         self.kept, self.targets = kept, targets
         self.visits = 0
         self.bodies: list[Body] = []
-        self.singles: dict[int, int] = {}  # of steps that are copies between devices: their level
+        # of steps that stay alone, copies between devices and ordered writes: their level
+        self.singles: dict[int, int] = {}
         self.body_of: dict[int, Body] = {}  # by number of the step
         self.maker: dict[Memory, Body] = {}
         self.readers: dict[Memory, dict[_Group, None]] = {}  # bodies, or numbers of copies
@@ -75,10 +76,10 @@ class _Joiner:
     def run(self) -> tuple[list[Step], list[list[int]]]:
         """Join in one pass over the steps, then put small kernels together."""
         for k, step in enumerate(self.steps):
-            if step.kernel.op is Ops.SINK:
+            if step.kernel.op is Ops.SINK and step.kernel.src[0].arg != "ordered":
                 self._place(Part(k, step))
             else:
-                self._place_copy(k, step)
+                self._place_alone(k, step)
         return self._finish(self._batches())
 
     # ------------------------------------------------------------ one body
@@ -95,7 +96,7 @@ class _Joiner:
                 found[body] = body.level
         return found
 
-    def _place_copy(self, k: int, step: Step) -> None:
+    def _place_alone(self, k: int, step: Step) -> None:
         before = self._levels_before(k)
         level = self.singles[k] = 1 + max(before.values(), default=-1)
         self._note_before(before, level, None)

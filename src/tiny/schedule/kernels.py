@@ -19,13 +19,23 @@ from tiny.schedule.graph import (
     VERSION,
     VIEW,
     TensorGraph,
+    is_ordered,
     resolved_arg,
 )
 from tiny.schedule.nests import Clauses, Index, Kernel, Loops, Request, Stage, connected
 from tiny.schedule.ranges import Plan, plan_kernels
 from tiny.schedule.splits import settle_loops
 from tiny.schedule.sums import closed_sum, picked_sum
-from tiny.uop.ops import AxisType, KernelInfo, Ops, ParamArg, ReduceArg, StageArg, UOp
+from tiny.uop.ops import (
+    AxisType,
+    KernelInfo,
+    Ops,
+    ParamArg,
+    RangeArg,
+    ReduceArg,
+    StageArg,
+    UOp,
+)
 
 # Memory as a kernel names it: a cell, and which version of it (0: as stored or handed in).
 Memory = tuple[int, int]
@@ -280,9 +290,14 @@ class _Builder:
         g, root, draft = self.g, self.plan.roots[i], self.draft(kernel)
         buffer = g.nodes[i]
         shape, index = g.shape[i], kernel.index
+        gates: Clauses = ()
         if g.kind[i] == EFFECT:
             value = root.src[0].built()
             *views, memory = g.chain_to_memory(g.src[i][0])
+            if is_ordered(buffer):
+                place = root.src[1].built().cast(dtypes.index)
+                size = UOp.const(g.numel[g.src[i][0]], dtypes.index)
+                index, gates = (place,), ((place < 0).ne(True), place < size)
             for j in views:
                 node = g.nodes[j]
                 if node.op is Ops.BITCAST:
@@ -293,6 +308,8 @@ class _Builder:
                     )
                     assert gate is None, "a padded view can not be assigned to"
             buffer, shape = g.nodes[memory], g.shape[memory]
+            if gates:
+                return [self.ordered(kernel, draft, value, index, gates)]
         elif g.kind[i] == SCALAR:
             value = buffer
         else:
@@ -303,6 +320,29 @@ class _Builder:
             return self.staged(kernel, draft, value)
         draft.sink = _settled(_store(buffer.dtype, shape, index, value), kernel.scopes())
         return [draft]
+
+    def ordered(
+        self, kernel: Kernel, draft: Draft, value: UOp, index: Index, gates: Clauses
+    ) -> Draft:
+        """A kernel that writes to computed places, one after the other, so the last one wins.
+
+        ValueError if what it writes, or where, is read from the memory it writes to.
+        """
+        g = self.g
+        memory, _ = draft.params[0]
+        if any(a.memory[0] == memory for a in draft.accesses):
+            raise ValueError(
+                "an ordered STORE reads the memory that it writes; make what it reads CONTIGUOUS"
+            )
+        buffer, shape = g.nodes[memory], g.shape[memory]
+        address = (UOp(Ops.PARAM, buffer.dtype, (), ParamArg(0, shape)), *index, conjunction(gates))
+        address = tuple([simplify(s) if s.dtype.kind in "xb" else s for s in address])
+        at = UOp(Ops.INDEX, buffer.dtype, address)
+        store = UOp(Ops.STORE, dtypes.void, (at, value), "ordered")
+        # the loops stay as they are: their order says which element is the last
+        draft.sink = _named(UOp(Ops.SINK, dtypes.void, (store,), KernelInfo()))
+        draft.target = tuple([any_of(size) for size in shape])  # anywhere
+        return draft
 
     def staged(self, kernel: Kernel, draft: Draft, value: UOp) -> list[Draft]:
         """A kernel that computes what is to be assigned, and one that then assigns it."""
@@ -332,6 +372,16 @@ class _Builder:
         return [first, second]
 
 
+def any_of(size: int) -> UOp:
+    """An index that may be any from 0 to size - 1."""
+    return UOp(
+        Ops.RANGE,
+        dtypes.index,
+        (UOp.const(size, dtypes.index),),
+        RangeArg(0, AxisType.LOOP),
+    )
+
+
 STAGED = "assigned value that reads what it overwrites at other indices"
 
 
@@ -359,11 +409,12 @@ def _store(dtype: DType, shape: tuple[int, ...], index: Index, value: UOp) -> UO
 
 
 def _settled(sink: UOp, scopes: Sequence[int]) -> UOp:
-    """The kernel with its loops as they will be, and named after them.
+    """The kernel with its loops as they will be, and named after them."""
+    return _named(_with_one_stage_each(settle_loops(sink, scopes)))
 
-    r or E for with and without a reduction, and the sizes of the loops.
-    """
-    sink = _with_one_stage_each(settle_loops(sink, scopes))
+
+def _named(sink: UOp) -> UOp:
+    """The kernel with its name: r or E, and the sizes of the loops."""
     nodes = sink.postorder()
     loops = sorted((n for n in nodes if n.op is Ops.RANGE), key=lambda n: n.arg.axis)
     kind = "r" if any(n.op is Ops.REDUCE for n in nodes) else "E"

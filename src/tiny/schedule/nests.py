@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from tiny._core.symbolic import simplify
 from tiny.dtype import dtypes
-from tiny.schedule.graph import EFFECT, TensorGraph
+from tiny.schedule.graph import EFFECT, TensorGraph, stored_shape
 from tiny.uop.ops import AxisType, Ops, RangeArg, UOp
 
 Index = tuple[UOp, ...]
@@ -183,7 +183,7 @@ class Request:
 
 def _symbolic_shape(g: TensorGraph, i: int) -> tuple[int | UOp, ...]:
     node = g.nodes[i]
-    return node.src[0].shape if g.kind[i] == EFFECT else node.shape
+    return stored_shape(node) if g.kind[i] == EFFECT else node.shape
 
 
 class Loops:

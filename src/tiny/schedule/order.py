@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from tiny.dtype import DType, dtypes
 from tiny.schedule.graph import TRANSFER, TensorGraph, whole_memory
-from tiny.schedule.kernels import Access, Draft, Memory, Versions, overlaps
+from tiny.schedule.kernels import Access, Draft, Memory, Versions, any_of, overlaps
 from tiny.schedule.nests import Index
 from tiny.uop.ops import AxisType, KernelInfo, Ops, ParamArg, RangeArg, UOp
 
@@ -78,18 +78,9 @@ def _transfer(g: TensorGraph, i: int, versions: Versions) -> Step:
     kernel = UOp(
         Ops.COPY, node.dtype, (UOp(Ops.PARAM, node.dtype, (), ParamArg(1, shape)),), node.arg
     )
-    everything = tuple([_any_of(size) for size in shape])
+    everything = tuple([any_of(size) for size in shape])
     reads = Access(memory, everything, after)
     return Step(kernel, [(i, 0), memory], g.device[i], g.stored[i], (), [reads])
-
-
-def _any_of(size: int) -> UOp:
-    return UOp(
-        Ops.RANGE,
-        dtypes.index,
-        (UOp.const(size, dtypes.index),),
-        RangeArg(0, AxisType.LOOP),
-    )
 
 
 def copy_kernel(dtype: DType, shape: tuple[int, ...]) -> UOp:

@@ -239,7 +239,8 @@ class _Walk:
                     kernel.continued.add(o)
                 self.ask_value(s, r, tuple(index))
         elif kind == EFFECT:
-            self.ask_value(g.src[i][1], r, r.index)
+            for s in g.src[i][1:]:  # the value, and the places if they are computed
+                self.ask_value(s, r, r.index)
         elif kind == VIEW:
             self.expand_view(i, r)
 

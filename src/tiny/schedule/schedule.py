@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from typing import Any, NamedTuple
 
 from tiny._core.graph import canonical_key
 from tiny.dtype import DType
-from tiny.helpers import DEBUG, NO_MEMORY_PLANNER, SPEC, STRICT_REDUCE, disable_gc
+from tiny.helpers import DEBUG, NO_MEMORY_PLANNER, SPEC, STRICT_REDUCE, disable_gc, make_lock
 from tiny.schedule.constants import float_constants, with_variables
 from tiny.schedule.graph import MEMORY, TensorGraph, canonicalise, read_graph
 from tiny.schedule.joins import join_steps
@@ -129,7 +128,7 @@ class _Family:
 
 _cache: OrderedDict[tuple[object, ...], Schedule] = OrderedDict()
 _families: OrderedDict[tuple[object, ...], _Family] = OrderedDict()
-_lock = threading.Lock()
+_lock = make_lock(3)
 
 
 def create_schedule(

@@ -441,9 +441,13 @@ def is_kernel_reduce(x: UOp) -> bool:
 
 
 def stores_own_dtype(x: UOp) -> bool:
-    """A STORE writes a value of its address's dtype; an "ordered" one at computed places."""
-    has_dtype = x.dtype is dtypes.void and x.src[0].dtype is x.src[1].dtype
-    return has_dtype and x.arg in (None, "ordered")
+    """A STORE writes a value of its address's dtype."""
+    return x.dtype is dtypes.void and x.src[0].dtype is x.src[1].dtype
+
+
+def is_kernel_store(x: UOp) -> bool:
+    """A STORE of a kernel; an "ordered" one writes to computed places."""
+    return stores_own_dtype(x) and x.arg in (None, "ordered")
 
 
 def is_stage(x: UOp) -> bool:
@@ -469,7 +473,7 @@ spec_kernel = (
         [
             (UPat(Ops.SINK, dtypes.void, name="x"), is_kernel),
             (UPat(Ops.PARAM, src=(), name="x"), lambda x: type(x.arg) is ParamArg),
-            (UPat(Ops.STORE, src=(UPat(Ops.INDEX), UPat.var()), name="x"), stores_own_dtype),
+            (UPat(Ops.STORE, src=(UPat(Ops.INDEX), UPat.var()), name="x"), is_kernel_store),
             (UPat(Ops.STAGE, name="x"), is_stage),
             (UPat(tuple(GroupOp.All - {Ops.SINK, Ops.STORE}), name="x"), is_scalar),
             (UPat(Ops.RANGE, dtypes.index, _operands(1), name="x"), is_loop),

@@ -30,6 +30,8 @@ def check_kernel(sink: UOp) -> None:
       (a STORE, a REDUCE or a STAGE) is what its users are inside of.
     - The buffers written are PARAM 0, 1, … in the order of the STOREs, each by one STORE, which
       writes an element once. Of a buffer that is written only the element at hand is read.
+      An "ordered" STORE is alone, and may write an element again: its loops run in order of their
+      numbers, so the last one wins. It reads nothing of what it writes.
     - Chain rule: of the things that a nest of loops computes once (REDUCEs and STAGEs), any two
       depend on loops of which one set holds the other, so that there is an order of the loops in
       which all of them are made before they are needed, and no more often than they change.
@@ -119,7 +121,10 @@ def _check_memory(
                 f"number {len(written)} is expected, this is {memory.arg.slot}",
             )
         written[memory] = address
-        if lost := free[value] & ~free[address]:
+        is_ordered = store.arg == "ordered"
+        if is_ordered and len(sink.src) > 1:
+            raise _refused(store, "an ordered STORE is the only one of its kernel")
+        if (lost := free[value] & ~free[address]) and not is_ordered:
             raise _refused(
                 store,
                 f"the value varies with loops {_names(lost, bits)}, which the address does not: "
@@ -131,7 +136,8 @@ def _check_memory(
             address = written[node.src[0]]
             rank = len(node.src[0].shape)
             read, wrote = node.src[1 : 1 + rank], address.src[1 : 1 + rank]
-            if read != wrote and not _is_apart(read, wrote):
+            is_ordered = sink.src[0].arg == "ordered"
+            if is_ordered or (read != wrote and not _is_apart(read, wrote)):
                 raise _refused(
                     node,
                     f"it reads of PARAM {node.src[0].arg.slot}, which is written, not the element "

@@ -38,7 +38,7 @@ def choose_opts(kernel: SplitKernel) -> tuple[Opt, ...]:
 
     They do not depend on the number of threads, but for whether threads share an output loop.
     """
-    return _Choice(kernel).opts()
+    return () if kernel.is_ordered else _Choice(kernel).opts()
 
 
 def _try(kernel: SplitKernel, opt: Opt) -> bool:

@@ -51,7 +51,9 @@ class SplitKernel:
         for r in ranges:
             if r.src[0].vmax < 1:
                 raise ValueError(f"axis {r.arg.axis} is empty; a kernel has at least one element")
-        place = _places_in_stores(order)
+        # writes to computed places: the last one wins, so all loops stay, and in their order
+        self.is_ordered = self.ast.src[0].arg == "ordered"
+        place = {} if self.is_ordered else _places_in_stores(order)
         ranges.sort(key=lambda r: (r in reduced, place.get(r, len(place)), r.arg.axis))
         self.axes = [Axis(r, _constant(r.src[0]), r in reduced) for r in ranges]
         self.first_reduce = sum(not a.is_reduce for a in self.axes)
@@ -95,7 +97,7 @@ class SplitKernel:
                 points = self.points(self.masks[node.src[0]])
                 for k in range(self.first_reduce):
                     work[k] += points if mask >> k & 1 else 0
-        outputs = sorted(range(self.first_reduce), key=lambda k: -work[k])
+        outputs = sorted(range(self.first_reduce), key=lambda k: 0 if self.is_ordered else -work[k])
         around: dict[int, int] = {}  # the axes that reductions over an axis are made for
         for node, mask in self.masks.items():
             for r in node.src[1:] if node.op is Ops.REDUCE else ():
@@ -165,6 +167,8 @@ class SplitKernel:
             raise KernelOptError(f"{self._text(opt)}: {rule}; axes: {shape}")
 
     def _apply(self, opt: Opt) -> None:
+        rule = "the kernel writes to computed places in the order of its loops"
+        self._check(not self.is_ordered, opt, rule)
         if opt.op is OptOps.STAGE:
             self._stage(opt)
             return
