@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
+import os
 import warnings
 import weakref
 from collections import OrderedDict
@@ -11,8 +13,10 @@ from collections.abc import Callable
 from typing import Any, Generic, ParamSpec, TypeVar
 
 from tiny.engine.capture import Capture
+from tiny.engine.export import export_step, exported_step, kept_calls
+from tiny.engine.compare import run_both
 from tiny.engine.replay import Arguments, CapturedStep
-from tiny.engine.signature import Reader, difference, is_dead, leaves, own_code
+from tiny.engine.signature import Layout, Reader, difference, is_dead, leaves, own_code
 from tiny.engine.tracing import capture_step
 from tiny.helpers import JIT
 from tiny.tensor import Tensor
@@ -102,8 +106,16 @@ class TinyJit(Generic[P, R]):
         """The method of an object."""
         return self if instance is None else _Method(self, instance)
 
+    def __copy__(self) -> TinyJit[P, R]:
+        return type(self)(self.fxn)  # a copy captures for itself
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> TinyJit[P, R]:
+        return type(self)(copy.deepcopy(self.fxn, memo))
+
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.fxn,)  # a copy captures for itself
+        if kept_calls(self):  # as an ExportedStep: what is captured, without the function
+            return exported_step(self).__reduce__()
+        return type(self), (self.fxn,)
 
     def __repr__(self) -> str:
         return f"<TinyJit of {self.fxn!r}, {len(self._table.steps)} captures>"
@@ -112,6 +124,18 @@ class TinyJit(Generic[P, R]):
     def captures(self) -> list[Capture]:
         """What is captured, the oldest first."""
         return [step.capture for step in self._table.steps.values()]
+
+    def export(self, path: str | os.PathLike[str], **options: Any) -> None:
+        """Write what is captured to a file that `load_step` reads: see `export_step`."""
+        export_step(self, path, **options)
+
+    def captured_calls(self) -> list[tuple[CapturedStep, Layout]]:
+        """The captures, the oldest first, each with the names of its arguments."""
+        return [(step, self._reader.layout(*step.call)) for step in self._table.steps.values()]
+
+    def captured_function(self) -> Callable[..., Any]:
+        """The function that is captured."""
+        return self.fxn
 
     def reset(self) -> None:
         """Forget all captures: the next calls run plainly and capture anew."""
@@ -155,6 +179,8 @@ class TinyJit(Generic[P, R]):
         step = table.steps.get(key)
         if step is not None:
             if step.is_valid(arguments):
+                if JIT == 3:
+                    return run_both(step, function, reader, args, kwargs, call)
                 return step.replay(arguments, call.numbers)
             table.steps.pop(key, None)
             table.losses += 1
@@ -248,6 +274,23 @@ class _Method:
     def captures(self) -> list[Capture]:
         """What is captured for this object, the oldest first."""
         return [s.capture for s in self._jit._table_of(self._instance).steps.values()]
+
+    def export(self, path: str | os.PathLike[str], **options: Any) -> None:
+        """Write what is captured for this object to a file: see `export_step`."""
+        export_step(self, path, **options)
+
+    def captured_calls(self) -> list[tuple[CapturedStep, Layout]]:
+        """What is captured for this object, each with the names of its arguments."""
+        layout = self._jit._reader_of_methods().layout
+        steps = self._jit._table_of(self._instance).steps.values()
+        return [(step, layout(*step.call)) for step in steps]
+
+    def captured_function(self) -> Callable[..., Any]:
+        """The method that is captured, with its object."""
+        return functools.partial(self._jit.fxn, self._instance)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return exported_step(self).__reduce__()
 
     def reset(self) -> None:
         """Forget the captures of this object."""
