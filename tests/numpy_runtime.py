@@ -15,6 +15,7 @@ import numpy as np
 from evaluate import Array, evaluate_all, views
 from tiny._core.launch import publish
 from tiny.dtype import DType, _from_np_dtype, _to_np_dtype, dtypes
+from tiny.mixin.sizes import most
 from tiny.uop.ops import BufferArg, Ops, UOp
 from tiny.uop.runtime import Announce, Runtime, bind_runtime, runtime
 
@@ -111,10 +112,13 @@ class NumpyRuntime:
             elif views(root)[0] is base and base.op is Ops.BUFFER:
                 result[root] = root  # a view of memory stays one
             else:
-                device = self.device_of(root)
-                buffer = self.empty(values[root].shape, root.dtype, device)
-                self.memory[buffer] = values[root].copy()
-                result[root] = buffer
+                device, value = self.device_of(root), values[root]
+                # memory of the upper bounds of symbolic sizes, garbage behind the value
+                buffer = self.empty(tuple(map(most, root.shape)), root.dtype, device)
+                whole = np.full(buffer.shape, 123, np.float64).astype(value.dtype)
+                whole[tuple([slice(0, n) for n in value.shape])] = value
+                self.memory[buffer] = whole
+                result[root] = buffer.front(root.shape)
         publish(announce(result) if announce is not None else [])
         return result
 
