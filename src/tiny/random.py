@@ -65,6 +65,22 @@ def manual_seed(seed: int = 0) -> None:
     _generators.clear()
 
 
+State = tuple[int, dict[str, tuple[int, int]]]
+
+
+def state() -> State:
+    """Where all generators are: what `set_state` goes back to."""
+    return _seed, {device: (g.key, g.counter) for device, g in _generators.items()}
+
+
+def set_state(to: State) -> None:
+    """Go on from where the generators were."""
+    global _seed
+    _seed, counters = to
+    _generators.clear()
+    _generators.update({device: Generator(*numbers) for device, numbers in counters.items()})
+
+
 def generator(device: str) -> Generator:
     """The generator of a device: the n-th device to draw has the n-th key of the seed."""
     if device not in _generators:

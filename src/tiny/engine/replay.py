@@ -264,8 +264,7 @@ class CapturedStep:
     def run(self, arguments: Arguments, numbers: dict[str, float]) -> Run:
         """Run its kernels on these arguments."""
         capture = self.capture
-        if capture.written_params:
-            self._own(arguments)
+        self.prepare(arguments)
         check_sharing(arguments, capture)
         memory = arguments.memory()
         made = capture.run(memory, tuple(numbers.values()))
@@ -277,16 +276,12 @@ class CapturedStep:
         count = len(tensors) - len(self.kept)
         return Run(tensors[:count], list(zip(self.kept, tensors[count:], strict=True)))
 
-    def _own(self, arguments: Arguments) -> None:
+    def prepare(self, arguments: Arguments) -> None:
         """Give arguments that are written memory that nobody else reads."""
-        places = arguments.places
-        own = [
-            own_memory(arguments.tensors[k])
-            for k in self.capture.written_params
-            if places[k] is not None
-        ]
-        compute_readers(own, weakref.WeakSet())
-        arguments.locate()
+        if self.capture.written_params:
+            own = [own_memory(arguments.tensors[k]) for k in self.capture.written_params]
+            compute_readers(own, weakref.WeakSet())
+            arguments.locate()
 
     def result(self, made: Run) -> Any:
         """The result of a call."""

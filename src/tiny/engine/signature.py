@@ -6,6 +6,7 @@ signature is a flat list of *parts*, in an order that the structure of the argum
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import dis
@@ -290,6 +291,24 @@ class _Surroundings:
         if paths is not None:
             paths += [part[0] for part in parts[len(paths) :]]
 
+    def tensors(self) -> list[tuple[str, Tensor]]:
+        """The tensors there are now, by name, those in containers and in attributes too."""
+        named = [(name, self._globals.get(name)) for name in self._names]
+        for name, cell in self._cells:
+            with contextlib.suppress(ValueError):  # not filled yet
+                named.append((name, cell.cell_contents))
+        found = []
+        for name, value in named:
+            # of an object what a state dict would hold: its attributes, one level deep
+            inner = (
+                getattr(value, "__dict__", {})
+                if not isinstance(value, type | types.ModuleType)
+                else {}
+            )
+            for start, item in [(name, value), *[(f"{name}.{k}", v) for k, v in inner.items()]]:
+                found += [pair for pair in leaves(item, start) if isinstance(pair[1], Tensor)]
+        return found
+
 
 def own_code(function: Callable[..., Any]) -> Any:
     """The function whose code a callable runs."""
@@ -387,6 +406,10 @@ class Reader:
                 if paths is not None:
                     paths.append(name)
         return Call(found.parts, found.tensors, found.numbers)
+
+    def named_tensors(self) -> list[tuple[str, Tensor]]:
+        """The tensors that the function's own code leads to, as far as names go."""
+        return self._surroundings.tensors()
 
     def layout(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Layout:
         """How arguments of that many positions and these names meet the parameters."""
