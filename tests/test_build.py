@@ -38,7 +38,7 @@ def result(function, *args):
     """The node that comes out, or the kind of error and its text."""
     try:
         return function(*args).uop
-    except (ValueError, TypeError, OverflowError) as error:
+    except (ValueError, TypeError, IndexError, OverflowError) as error:
         return type(error), str(error)
 
 
@@ -176,6 +176,44 @@ def test_shrink_takes_what_lies_inside(cuts, expected):
 )
 def test_pad_takes_what_grows(margins, expected):
     found = build.pad(tensor((3, 4), dtypes.float32).uop, margins)
+    assert (found if found is None else found.shape) == expected
+
+
+sizes = st.integers(-2, 4) | st.none()
+pairs = st.none() | st.tuples(st.integers(-1, 4), st.integers(-1, 4)) | st.integers(0, 1)
+movements = (
+    st.tuples(st.sampled_from(("reshape", "expand")), st.lists(sizes, max_size=4).map(tuple))
+    | st.tuples(st.just("permute"), st.lists(st.integers(-4, 4), max_size=3).map(tuple))
+    | st.tuples(st.sampled_from(("shrink", "pad")), st.lists(pairs, max_size=3))
+)
+
+
+@settings(max_examples=examples(5000, 500))
+@given(operands | st.sampled_from((1.5, 2)).map(Tensor), movements)
+def test_movements_are_those_of_the_general_way(x, movement):
+    name, arg = movement
+    moved = result(getattr(x, name), arg)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Tensor, "_quick", lambda self, move, arg: None)
+        assert result(getattr(x, name), arg) == moved
+
+
+@pytest.mark.parametrize(
+    ("own", "asked", "expected"),
+    [
+        ((2, 1), (2, 5), (2, 5)),
+        ((2, 1), (4, -1, 3), (4, 2, 3)),
+        ((), (2, 3), (2, 3)),
+        ((2, 1), (2, 1), (2, 1)),
+        ((2, 1), (3, 1), None),
+        ((2, 1), (2,), None),
+        ((2, 1), (2, None), None),
+        ((1,), (-2,), None),
+        ((1,), (0,), (0,)),
+    ],
+)
+def test_expand_takes_what_grows_from_one(own, asked, expected):
+    found = build.expand(tensor(own, dtypes.float32).uop, asked)
     assert (found if found is None else found.shape) == expected
 
 

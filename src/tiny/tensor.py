@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from tiny import random
@@ -140,6 +140,13 @@ class Tensor(View, CastsMixin):
             values.append(value)
         uop = select(self.uop, *values)
         return super().where(x, y) if uop is None else self._value(uop, device)
+
+    def _quick(self, move: Callable[[Any, Any], Any], arg: Any) -> Self | None:
+        old = self.uop
+        new = move(old, arg)
+        if new is None:
+            return None
+        return self if new is old else self._view(self._storage, self._root, new)
 
     def _move(self, op: Ops, arg: Any, sizes: tuple[Any, ...] = ()) -> Self:
         source = self._strong()

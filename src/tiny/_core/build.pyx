@@ -253,6 +253,32 @@ def broadcast_to(Node x not None, tuple shape not None) -> Node | None:
     return make(OP_EXPAND, x.dtype, (x,), shape, None)
 
 
+def expand(Node x not None, tuple asked not None) -> Node | None:
+    """Dimensions of size 1 repeated; new ones come first, -1 keeps a size."""
+    cdef object own = x.c_shape
+    cdef Py_ssize_t i, n = length_of(<PyObject *>asked), lead
+    cdef tuple shape
+    if own is None or product(own) < 0:
+        return None
+    lead = n - length_of(<PyObject *>own)
+    if lead < 0:
+        return None
+    shape = PyTuple_New(n)
+    for i in range(n):
+        size = <object>borrowed_item(<PyObject *>asked, i)
+        if not PyLong_CheckExact(size):
+            return None
+        if i >= lead:
+            mine = <object>borrowed_item(<PyObject *>own, i - lead)
+            if size == -1:
+                size = mine
+            elif mine != size and mine != 1:
+                return None
+        Py_INCREF(size)
+        PyTuple_SET_ITEM(shape, i, size)
+    return broadcast_to(x, shape)
+
+
 def shrink(Node x not None, cuts) -> Node | None:
     """From begin to end in each dimension; None keeps one whole."""
     return _pairs(OP_SHRINK, x, cuts)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Self
 
+from tiny._core import build
 from tiny._core.graph import Node
 from tiny._core.ops import Ops
 from tiny.dtype import least_upper_dtype, strong_dtype
@@ -58,8 +59,10 @@ class MovementMixin(GraphValue):
 
         None keeps the size of that dimension. ValueError if the number of elements differs.
         """
-        own = self.shape
         asked = argfix(shape, *args)
+        if (quick := self._quick(build.reshape, asked)) is not None:
+            return quick
+        own = self.shape
         new = settled_all(own[k] if s is None and k < len(own) else s for k, s in enumerate(asked))
         if not all(s.vmin >= 0 if isinstance(s, Node) else _is_size(s) for s in new):
             raise ValueError(f"reshape: sizes are ints of at least 0, or one -1; got {asked}")
@@ -84,17 +87,22 @@ class MovementMixin(GraphValue):
 
     def permute(self, order: Any, *args: Any) -> Self:
         """The dimensions in another order. ValueError if `order` names not each one once."""
-        axes = tuple(self._resolve_dim(axis) for axis in argfix(order, *args))
+        asked = argfix(order, *args)
+        if (quick := self._quick(build.permute, asked)) is not None:
+            return quick
+        axes = tuple(self._resolve_dim(axis) for axis in asked)
         if sorted(axes) != list(range(self.ndim)):
             raise ValueError(
                 f"permute: the order must name each of the {self.ndim} dimensions of {self.shape} "
-                f"once, got {argfix(order, *args)}"
+                f"once, got {asked}"
             )
         return self if axes == tuple(range(self.ndim)) else self._move(Ops.PERMUTE, axes)
 
     def expand(self, shape: Any, *args: Any) -> Self:
         """Dimensions of size 1 repeated to another size; new ones come first. -1 or None keeps."""
         asked = argfix(shape, *args)
+        if (quick := self._quick(build.expand, asked)) is not None:
+            return quick
         own = (1,) * (len(asked) - self.ndim) + self.shape
         new = settled_all(
             o if s is None or (isinstance(s, int) and s == -1) else s
@@ -113,6 +121,8 @@ class MovementMixin(GraphValue):
 
     def _broadcast_to(self, shape: Shape) -> Self:
         """Expand, after a check elsewhere."""
+        if (quick := self._quick(build.broadcast_to, shape)) is not None:
+            return quick
         x = self
         if x.ndim and x.ndim != len(shape):
             x = x.reshape((1,) * (len(shape) - x.ndim) + x.shape)
@@ -127,6 +137,8 @@ class MovementMixin(GraphValue):
 
     def shrink(self, arg: Sequence[tuple[Any, Any] | None]) -> Self:
         """From begin to end in each dimension; None keeps one whole."""
+        if (quick := self._quick(build.shrink, arg)) is not None:
+            return quick
         if len(arg) != self.ndim:
             raise ValueError(
                 f"shrink: one (begin, end) for each of the {self.ndim} dimensions of {self.shape} "
@@ -158,6 +170,8 @@ class MovementMixin(GraphValue):
         """
         if mode != "constant":
             raise ValueError(f'pad: mode is "constant", got {mode!r}')
+        if value == 0 and (quick := self._quick(build.pad, padding)) is not None:
+            return quick
         pairs = self._pad_pairs(padding)
         cut = tuple(
             (-lo if most(lo) < 0 else 0, difference(s, -hi) if most(hi) < 0 else s)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Self
 
 from tiny._core.ops import Ops
@@ -32,6 +33,9 @@ class GraphValue:
 
         def _move(self, op: Ops, arg: Any, sizes: tuple[Any, ...] = ()) -> Self:
             """The movement operation; `sizes` are the symbolic ones, None in `arg`."""
+
+        def _quick(self, move: Callable[[Any, Any], Any], arg: Any) -> Self | None:
+            """A movement of `tiny._core.build` on this value; None where that makes none."""
 
         def _scalar(self, value: Any, dtype: DType | None = None) -> Self:
             """A constant of shape (), weak without a dtype. TypeError if it is no number."""
