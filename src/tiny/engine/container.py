@@ -15,7 +15,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import safetensors
@@ -38,6 +38,7 @@ from tiny.engine.flat import (
 )
 from tiny.engine.stored import (
     Argument,
+    Content,
     ExportError,
     Moves,
     NumberLeaf,
@@ -54,7 +55,7 @@ from tiny.helpers import VERSION
 from tiny.schedule import Slot
 from tiny.uop.ops import GroupOp, Ops, UOp
 
-__all__ = ["FORMAT", "Content", "read_file", "write_file"]
+__all__ = ["FORMAT", "read_file", "write_file"]
 
 FORMAT = 1
 KEY = "tiny"  # of the description in the metadata
@@ -63,18 +64,6 @@ _ARRAYS = ("ops", "dtypes", "counts", "sources", "roots")
 _KERNELS, _STATE = "kernels.", "state."
 
 Array = np.ndarray[Any, Any]
-
-
-class Content(NamedTuple):
-    """An exported step as data. `arrays` are the contents of `state`, one dimension each; what
-    they are is in `slots`. `targets` are the records of the devices that it was made for."""
-
-    name: str
-    strict: bool
-    targets: dict[str, list[Any]]
-    names: tuple[str, ...]
-    slots: tuple[Slot, ...]
-    calls: tuple[StoredCall, ...]
 
 
 # ---------------------------------------------------------------- writing

@@ -29,6 +29,7 @@ from tiny.uop.target import Target
 
 __all__ = [
     "Argument",
+    "Content",
     "ExportError",
     "NumberLeaf",
     "PlainLeaf",
@@ -40,6 +41,7 @@ __all__ = [
     "StoredValue",
     "TensorLeaf",
     "check_call",
+    "check_content",
     "children",
     "each_leaf",
     "linked",
@@ -48,6 +50,7 @@ __all__ = [
     "result_views",
     "stored_steps",
     "target_record",
+    "written_cells",
 ]
 
 ROLES = ("param", "fresh", "bound", "temp")
@@ -174,6 +177,21 @@ class ResultLeaf(NamedTuple):
     result: int
 
 
+class Content(NamedTuple):
+    """An exported step as data, without the contents of its `state`, which are `slots` by `names`.
+
+    `targets` are the records of the devices that it was compiled for. `strict`: sums are added up
+    in order.
+    """
+
+    name: str
+    strict: bool
+    targets: dict[str, list[Any]]
+    names: tuple[str, ...]
+    slots: tuple[Slot, ...]
+    calls: tuple[StoredCall, ...]
+
+
 LEAVES = (TensorLeaf, NumberLeaf, PlainLeaf, ResultLeaf)
 
 
@@ -260,6 +278,18 @@ def stored_steps(plan: Plan) -> tuple[StoredKernel | StoredCopy, ...]:
     return tuple(steps)
 
 
+def written_cells(call: StoredCall) -> set[int]:
+    """The cells that the steps of a call write."""
+    found = set()
+    for step in call.steps:
+        if isinstance(step, StoredCopy):
+            found.add(step.to)
+        else:
+            cells = dict(step.cells)
+            found |= {cells[store.src[0].src[0].arg.slot] for store in step.kernel.src}
+    return found
+
+
 def over(moves: Moves, node: UOp) -> UOp:
     """A view: movement over a node."""
     for op, dtype, arg in moves:
@@ -281,6 +311,26 @@ def check_call(call: StoredCall, state: Sequence[Slot]) -> None:
     _check_cells(call, state)
     _Steps(call).check()
     _check_results(call, state)
+
+
+def check_content(content: Content) -> None:
+    """ExportError if what was read is for devices that are not here, or could reach outside of
+    its memory: see `check_call`."""
+    if not content.calls:
+        raise ExportError("it holds no captures")
+    devices = {c.device for call in content.calls for c in call.cells}
+    devices |= {s.device for s in content.slots}
+    for name in sorted(devices):
+        try:
+            if Device.canonicalize(name) != name:
+                raise ExportError(f"it has a device called {name!r}")
+            Device[name]
+        except ExportError:
+            raise
+        except (ValueError, ImportError, OSError, RuntimeError) as error:
+            raise ExportError(f"it is for the device {name}, not usable here: {error}") from error
+    for call in content.calls:
+        check_call(call, content.slots)
 
 
 def _refuse(holds: bool, why: str) -> None:

@@ -1,0 +1,432 @@
+"""A step that was exported: called like the function that was captured, it runs its kernels."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tiny.dtype import DType, _from_np_dtype, dtypes
+from tiny.engine.capture import Replay
+from tiny.engine.container import write_file
+from tiny.engine.holders import Holders
+from tiny.engine.memory import buffer_of
+from tiny.engine.replay import HERE, Arguments, CapturedStep
+from tiny.engine.stored import (
+    Argument,
+    Content,
+    ExportError,
+    NumberLeaf,
+    PlainLeaf,
+    ResultLeaf,
+    StoredCall,
+    TensorLeaf,
+    check_content,
+    children,
+    each_leaf,
+    linked,
+    map_stored,
+    over,
+    result_views,
+    written_cells,
+)
+from tiny.schedule import Slot
+from tiny.storage import Storage, take_memory
+from tiny.tensor import Tensor
+from tiny.uop.ops import Ops, UOp
+
+__all__ = ["ExportedStep", "Signature", "Spec"]
+
+
+class Spec(NamedTuple):
+    """What is given or returned under a name: a tensor, or a number between two bounds."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: DType
+    low: float | None = None
+    high: float | None = None
+
+
+class Signature(NamedTuple):
+    """A way to call a step: the tensors and the Variables that it takes, and what it returns."""
+
+    inputs: tuple[Spec, ...]
+    variables: tuple[Spec, ...]
+    outputs: tuple[Spec, ...]
+
+
+class _Mismatch(Exception):
+    """A call is not the one that was captured. The cause is the error for the user."""
+
+
+class _Results:
+    """The recipe of a loaded call: makes the tensors that it returns."""
+
+    def __init__(self, call: StoredCall, state: Sequence[Tensor]) -> None:
+        self._call, self._state = call, state
+
+    def is_complete(self) -> bool:
+        """Whether what they are views of is there: it lives as long as the step."""
+        return True
+
+    def make(self, bases: Sequence[UOp], numbers: Mapping[str, Any]) -> list[Tensor]:
+        """The tensors, over these BUFFERs."""
+        storages = []
+        for value in self._call.values:
+            base = UOp.const(value.constant, value.dtype)
+            if value.fresh is not None:
+                base = bases[value.fresh]
+            storage = Storage(over(value.moves, base), value.device)
+            if storage.node.op is Ops.BUFFER:
+                take_memory(storage, base)
+            storages.append(storage)
+        made = []
+        for result in self._call.results:
+            if result.state is not None:
+                storage = self._state[result.state]._storage
+            else:
+                assert result.value is not None
+                storage = storages[result.value]
+            node = storage.node
+            tensor = Tensor._view(storage, node, over(result.moves, node))
+            tensor.requires_grad = result.requires_grad
+            made.append(tensor)
+        return made
+
+
+class ExportedStep:
+    """A step that was loaded: called like the function that was captured, it runs its kernels.
+
+    Tensors may be given as Tensors, NumPy arrays, or anything that has `__dlpack__`, of the very
+    shapes and dtypes of `inputs`; Variables as numbers. A value that was no tensor must be the one
+    of the capture, or left out. With several signatures the first that fits is run.
+
+    `state` are the tensors that the step reads and writes on its own account, by name; they may be
+    read, and written with `assign`. `save` writes the step with the state as it is now.
+    """
+
+    def __init__(self, content: Content, state: Sequence[Tensor]) -> None:
+        self.name = content.name
+        self._content, self._tensors = content, list(state)
+        self.state: Mapping[str, Tensor] = MappingProxyType(
+            dict(zip(content.names, self._tensors, strict=True))
+        )
+        self._steps: dict[int, CapturedStep] = {}
+        self.signatures = tuple([_signature(call, content.slots) for call in content.calls])
+
+    @property
+    def inputs(self) -> tuple[Spec, ...]:
+        """The tensors that it takes (those of its first signature)."""
+        return self.signatures[0].inputs
+
+    @property
+    def variables(self) -> tuple[Spec, ...]:
+        """The numbers that it takes (those of its first signature)."""
+        return self.signatures[0].variables
+
+    @property
+    def outputs(self) -> tuple[Spec, ...]:
+        """The tensors that it returns (those of its first signature)."""
+        return self.signatures[0].outputs
+
+    @property
+    def written(self) -> tuple[str, ...]:
+        """The names of the state that it writes."""
+        found: dict[str, None] = {}
+        for call in self._content.calls:
+            cells = written_cells(call)
+            bound = [k for k, cell in enumerate(call.cells) if cell.role == "bound"]
+            for k, number in zip(bound, call.state, strict=True):
+                if k in cells:
+                    found[self._content.names[number]] = None
+        return tuple(found)
+
+    @property
+    def kernels(self) -> int:
+        """How many kernels and copies its signatures run."""
+        return sum(len(call.steps) for call in self._content.calls)
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of its state."""
+        return sum(slot.nbytes for slot in self._content.slots)
+
+    def __repr__(self) -> str:
+        takes = ", ".join(f"{s.name} {s.shape} {s.dtype.name}" for s in self.inputs)
+        return f"<ExportedStep {self.name}({takes}), {self.kernels} kernels>"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        self._settle()
+        return type(self)._unpickled, (self._content, self._tensors)
+
+    @classmethod
+    def _unpickled(cls, content: Content, state: list[Tensor]) -> ExportedStep:
+        check_content(content)
+        return cls(content, state)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the step to a file, with its state as it is now. Complete, or not there at all."""
+        self._settle()
+        write_file(path, self._content, [buffer_of(t.uop).numpy() for t in self._tensors])
+
+    # ------------------------------------------------------------ calls
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run it. TypeError or ValueError says which argument is not what was captured."""
+        found: list[_Mismatch] = []
+        for k, call in enumerate(self._content.calls):
+            try:
+                given = _Given(call, args, kwargs)
+            except _Mismatch as mismatch:
+                found.append(mismatch)
+                continue
+            return self._run(k, given)
+        cause = found[0].__cause__
+        assert cause is not None
+        if len(found) > 1:
+            reasons = "; ".join(f"({k + 1}) {m.__cause__}" for k, m in enumerate(found))
+            raise type(cause)(f"{self.name}: no signature fits: {reasons}") from None
+        raise type(cause)(f"{self.name}: {cause}") from None
+
+    def _run(self, k: int, given: _Given) -> Any:
+        step = self._step(k)
+        arguments = Arguments(given.tensors(step.capture.written_params))
+        if not step.is_valid(arguments):
+            lost = self._lost()
+            raise ExportError(
+                f"{self.name}: the state {lost!r} was replaced by another tensor; write to it with "
+                ".assign()"
+            )
+        return step.replay(arguments, given.numbers)
+
+    def _step(self, k: int) -> CapturedStep:
+        """A signature, compiled when it is first wanted."""
+        step = self._steps.get(k)
+        if step is None:
+            call, content = self._content.calls[k], self._content
+            plan = linked(call, content.targets, content.strict)
+            recipe: Any = _Results(call, self._tensors)
+            template, holders = _template(call.result), Holders(self._tensors)
+            replay: Any = Replay(plan, [self._tensors[number].uop for number in call.state])
+            step = self._steps[k] = CapturedStep(replay, recipe, template, holders, ((), {}))
+        return step
+
+    def compile(self) -> None:
+        """Compile all signatures now. ExportError if one can not be compiled here."""
+        for k in range(len(self._content.calls)):
+            self._step(k)
+
+    def _settle(self) -> None:
+        """Carry out writes to the state that are pending."""
+        if self._tensors:
+            Tensor.realize(*self._tensors)
+        if (lost := self._lost()) is not None:
+            raise ExportError(f"{self.name}: the state {lost!r} was replaced by another tensor")
+
+    def _lost(self) -> str | None:
+        for name, tensor, slot in zip(
+            self._content.names, self._tensors, self._content.slots, strict=True
+        ):
+            node = tensor.uop
+            if node.op is not Ops.BUFFER or (node.dtype, node.shape) != (slot.dtype, slot.shape):
+                return name
+        return None
+
+
+def _signature(call: StoredCall, state: Sequence[Slot]) -> Signature:
+    leaves = call.leaves()
+    inputs = [Spec(n, x.shape, x.dtype) for n, x in leaves if isinstance(x, TensorLeaf)]
+    numbers = [Spec(n, (), x.dtype, x.low, x.high) for n, x in leaves if isinstance(x, NumberLeaf)]
+    views = result_views(call, state)
+    outputs: list[Spec] = []
+
+    def note(leaf: Any, path: str) -> None:
+        if isinstance(leaf, ResultLeaf):
+            view = views[leaf.result]
+            outputs.append(Spec(path or "output", tuple(view.shape), view.dtype))
+
+    each_leaf(call.result, "", note)
+    return Signature(tuple(inputs), tuple(numbers), tuple(outputs))
+
+
+def _template(x: Any) -> Any:
+    """The structure of a result, with HERE for its tensors."""
+    return map_stored(x, lambda leaf: HERE if isinstance(leaf, ResultLeaf) else leaf.value)
+
+
+class _Given:
+    """What a call is given, matched with what was captured. _Mismatch if it does not fit."""
+
+    def __init__(self, call: StoredCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._call = call
+        self._tensors: dict[int, tuple[str, Any]] = {}
+        self._numbers: dict[int, float] = {}
+        self._used: set[str] = set()
+        try:
+            self._match_all(args, dict(kwargs))
+        except (TypeError, ValueError) as error:
+            raise _Mismatch from error
+        self.numbers = {name: self._numbers[k] for k, name in enumerate(call.numbers)}
+
+    def _match_all(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        arguments = self._call.arguments
+        positional = [a for a in arguments if a.positional]
+        if len(args) > len(positional):
+            raise TypeError(
+                f"it takes {len(positional)} arguments by position, {len(args)} were given"
+            )
+        given = {a.name: x for a, x in zip(positional, args, strict=False)}
+        for argument in arguments:
+            if argument.name in kwargs:
+                if argument.name in given:
+                    raise TypeError(f"{argument.name} is given twice")
+                given[argument.name] = kwargs.pop(argument.name)
+        named = {leaf.name: leaf for _, leaf in self._call.leaves() if isinstance(leaf, NumberLeaf)}
+        for name in list(kwargs):
+            if name in named:  # a Variable, under its own name
+                self._number(named[name], kwargs.pop(name), name)
+        if kwargs:
+            names = ", ".join(a.name for a in arguments) or "no arguments"
+            raise TypeError(f"it has no argument {next(iter(kwargs))!r}; it has {names}")
+        for argument in arguments:
+            if argument.name in given:
+                self._match(argument.given, given[argument.name], argument.name)
+            else:
+                self._missing(argument)
+
+    def _missing(self, argument: Argument) -> None:
+        """An argument that is left out: a Variable may be given under its own name."""
+
+        def check(leaf: Any, path: str) -> None:
+            if isinstance(leaf, TensorLeaf) or (
+                isinstance(leaf, NumberLeaf) and leaf.number not in self._numbers
+            ):
+                raise TypeError(f"the argument {path} is missing")
+
+        each_leaf(argument.given, argument.name, check)
+
+    def _match(self, wanted: Any, given: Any, path: str) -> None:
+        if isinstance(wanted, TensorLeaf):
+            self._tensor(wanted, given, path)
+        elif isinstance(wanted, NumberLeaf):
+            self._number(wanted, given, path)
+        elif isinstance(wanted, PlainLeaf):
+            if type(given) is not type(wanted.value) or not _is_same(given, wanted.value):
+                raise ValueError(f"{path} was {wanted.value!r} when it was captured, got {given!r}")
+        else:
+            items, found = children(wanted), children(given)
+            assert items is not None
+            kinds = (list, tuple) if type(wanted) in (list, tuple) else type(wanted)
+            names = [key for key, _ in items]
+            if (
+                not isinstance(given, kinds)
+                or found is None
+                or len(found) != len(items)
+                or set(names) != {key for key, _ in found}
+            ):
+                of = f" of {', '.join(map(str, names))}" if isinstance(wanted, dict) else ""
+                raise TypeError(
+                    f"{path} is a {type(wanted).__name__}{of or f' of {len(items)}'}, "
+                    f"got a {type(given).__name__}"
+                )
+            values = dict(found)
+            for key, item in items:
+                self._match(item, values[key], f"{path}.{key}")
+
+    def _tensor(self, leaf: TensorLeaf, given: Any, path: str) -> None:
+        value = given if isinstance(given, Tensor) else _array_of(given, path)
+        if tuple(value.shape) != leaf.shape:
+            raise ValueError(f"{path} has the shape {leaf.shape}, got {tuple(value.shape)}")
+        dtype = value.dtype if isinstance(value, Tensor) else _from_np_dtype(value.dtype)
+        if dtype is not leaf.dtype:
+            raise TypeError(
+                f"{path} is of {leaf.dtype.name}, got {dtype.name}; convert it, with "
+                f".{'cast' if isinstance(value, Tensor) else 'astype'}({leaf.dtype.name!r})"
+            )
+        if leaf.param is None:
+            return
+        if isinstance(value, Tensor) and value.device not in (None, leaf.device):
+            raise ValueError(
+                f"{path} is on {leaf.device}, got a tensor on {value.device}; move it with "
+                f".to({leaf.device!r})"
+            )
+        if leaf.param in self._tensors:
+            name, other = self._tensors[leaf.param]
+            if other[0] is not given:
+                raise ValueError(
+                    f"{name} and {path} were one tensor when it was captured; give one for both"
+                )
+            return
+        self._tensors[leaf.param] = path, (given, value)
+
+    def _number(self, leaf: NumberLeaf, given: Any, path: str) -> None:
+        value = _number_of(given, leaf, path)
+        if not leaf.low <= value <= leaf.high and value == value:
+            raise ValueError(f"{path} is from {leaf.low} to {leaf.high}, got {value}")
+        if self._numbers.setdefault(leaf.number, value) != value == value:
+            raise ValueError(
+                f"the Variable {leaf.name} is given as {self._numbers[leaf.number]} and as {value}"
+            )
+
+    def tensors(self, written: Sequence[int]) -> list[Tensor]:
+        """A tensor for each parameter; those in `written` are changed by the step."""
+        found: list[Tensor] = []
+        devices = [c.device for c in self._call.cells if c.role == "param"]
+        for k in range(len(devices)):
+            path, (given, value) = self._tensors[k]
+            if isinstance(value, Tensor):
+                if any(value is t or value._storage is t._storage for t in found):
+                    if k in written:
+                        raise ValueError(
+                            f"the step writes to {path}, which shares memory with another "
+                            "argument; pass a copy, .clone()"
+                        )
+                    value = value.clone()
+                found.append(value)
+                continue
+            if k in written:
+                raise TypeError(
+                    f"the step writes to {path}: give it a Tensor, not a {type(given).__name__}"
+                )
+            found.append(Tensor(value, device=devices[k]))
+        return found
+
+
+def _is_same(a: Any, b: Any) -> bool:
+    return bool(a == b) or (a != a and b != b)
+
+
+def _array_of(given: Any, path: str) -> np.ndarray[Any, Any]:
+    """An array of NumPy's, or of anything that can hand over its memory."""
+    if isinstance(given, np.ndarray | np.generic):
+        return np.asarray(given)
+    if hasattr(given, "__dlpack__"):
+        try:
+            return np.from_dlpack(given)
+        except (BufferError, RuntimeError, TypeError, ValueError) as error:
+            raise TypeError(f"{path} can not be read by DLPack: {error}") from error
+    raise TypeError(f"{path} is a Tensor or an array, got a {type(given).__name__}")
+
+
+def _number_of(given: Any, leaf: NumberLeaf, path: str) -> float:
+    """The number that stands for a Variable, or for a tensor without a dtype of its own."""
+    if isinstance(given, UOp) and given.op is Ops.BIND:
+        variable, value = given.unbind()
+        if variable.arg.name != leaf.name:
+            raise ValueError(f"{path} is the Variable {leaf.name}, got {variable.arg.name}")
+        return value
+    if isinstance(given, Tensor) and given.uop.op is Ops.CONST:
+        given = given.uop.arg
+    if isinstance(given, np.generic):
+        given = given.item()
+    is_float = dtypes.is_float(leaf.dtype)
+    if isinstance(given, bool) or not isinstance(given, int | float if is_float else int):
+        raise TypeError(
+            f"{path} is {'a number' if is_float else 'an int'}, got {given!r} of type "
+            f"{type(given).__name__}"
+        )
+    return float(given) if is_float else given
