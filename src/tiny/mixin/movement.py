@@ -174,8 +174,8 @@ class MovementMixin(GraphValue):
             return quick
         pairs = self._pad_pairs(padding)
         cut = tuple(
-            (-lo if most(lo) < 0 else 0, difference(s, -hi) if most(hi) < 0 else s)
-            if most(lo) < 0 or most(hi) < 0
+            (-lo if least(lo) < 0 else 0, difference(s, -hi) if least(hi) < 0 else s)
+            if least(lo) < 0 or least(hi) < 0
             else None
             for (lo, hi), s in zip(pairs, self.shape, strict=True)
         )
