@@ -12,7 +12,7 @@ import weakref
 
 import pytest
 
-from tiny._core.graph import canonical_key, load_graph, table_stats
+from tiny._core.graph import canonical_key, load_graph, open_key, table_stats
 from tiny.dtype import dtypes
 from tiny.uop.ops import BufferArg, Ops, ReduceArg, UOp, resolve, sym_infer
 
@@ -289,6 +289,34 @@ def test_the_canonical_key_renumbers_memory_and_forgets_bound_values():
     # a bound value that is used elsewhere counts there
     n = UOp.variable("n", 1, 9)
     assert canonical_key(n.bind(3) + 3)[0] != canonical_key(n.bind(4) + 4)[0]
+
+
+def test_the_open_key_takes_the_places_of_float_constants_only():
+    x = buffer(1)
+
+    def program(first, second, x=x, **changes):
+        scaled = x.alu(Ops.MUL, x.const_like(first))
+        if changes.get("detached"):
+            scaled = UOp(Ops.DETACH, scaled.dtype, (scaled,))
+        mark = (UOp(Ops.UNIQUE, arg=next(marks)),) if changes.get("marked") else ()
+        return scaled.alu(Ops.ADD, UOp(Ops.CONST, x.dtype, mark, x.dtype.const(second)))
+
+    marks = iter(range(10))
+    special = frozenset((1.0,))
+    key, constants = open_key(program(0.7, 0.3), special)
+    assert [c.arg for c in constants] == [x.const_like(v).arg for v in (0.7, 0.3)]
+    same = [program(0.3, 0.7), program(5.0, 0.3, buffer(9)), program(0.7, 0.3, marked=True)]
+    same += [program(0.7, 0.3, detached=True)]
+    assert all(open_key(p, special)[0] == key for p in same)
+    assert all(c.src == () for p in same for c in open_key(p, special)[1])
+    once, constants = open_key(program(0.7, 0.7), special)
+    assert once != key and len(constants) == 1
+    assert open_key(program(0.7, 0.7, marked=True), special) == (once, constants)
+    others = [program(v, 0.3) for v in (1.0, math.inf, math.nan)]
+    assert len({once, key, *[open_key(p, special)[0] for p in others]}) == 5
+    assert all(len(open_key(p, special)[1]) == 1 for p in others)
+    half = program(0.7, 0.3, buffer(1, dtype=dtypes.half))
+    assert open_key(half, special)[1] == []
 
 
 def test_a_graph_survives_pickling():

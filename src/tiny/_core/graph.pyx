@@ -16,6 +16,7 @@ from cpython.tuple cimport (
     PyTuple_SET_ITEM,
 )
 from cpython.unicode cimport PyUnicode_Check
+from libc.math cimport isfinite
 from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memcpy, memset
 from tiny._core cimport types
@@ -1130,6 +1131,7 @@ cdef int pmap_put(PointerMap *m, PyObject *key, PyObject *value) except -1:
 # Raise it when the meaning of a node changes: keys of before are then other keys.
 cdef uint64_t KEY_VERSION = 1
 cdef uint64_t TAG_WORD = 0x746167
+cdef uint64_t OPEN_WORD = 0x6F70656E
 
 cdef inline void absorb2(uint64_t *state, uint64_t x, uint64_t y) noexcept nogil:
     """Two words into a 128-bit state, by two folded 64x64 multiplications (as in wyhash)."""
@@ -1235,12 +1237,15 @@ cdef uint64_t dtype_word(DType dtype) except? 0:
     return DTYPE_WORDS[dtype.id]
 
 
-cdef bytes digest(list order, list buffers, list uniques, list binds):
+cdef bytes digest(
+    list order, list buffers, list uniques, list binds, list constants=None, object special=None
+):
     """The key of the last node of `order`. With lists given, identities are numbered instead.
 
     BUFFERs and UNIQUEs then count by first visit, and the values of BINDs do not count at all;
-    the lists receive these nodes in order of visit.
+    the lists receive these nodes in order of visit. With `constants`: see open_key.
     """
+    cdef dict numbers = {}
     cdef Py_ssize_t n = len(order), i, j, k
     cdef uint64_t *states = <uint64_t *>malloc(n * 2 * sizeof(uint64_t))
     cdef uint64_t *state
@@ -1256,9 +1261,19 @@ cdef bytes digest(list order, list buffers, list uniques, list binds):
                 indexed(order)
                 started = epoch
             state = states + 2 * i
+            src = <PyObject *>node.src
+            if constants is not None:
+                if node.c_op == OP_UNIQUE:
+                    continue
+                if node.c_op in (OP_BIND, OP_DETACH, OP_CONTIGUOUS_BACKWARD):
+                    k = 2 * (<Node>borrowed_item(src, 0)).c_index
+                    state[0], state[1] = states[k], states[k + 1]
+                    continue
             state[0], state[1] = 0x5EED, KEY_VERSION
             absorb2(state, OP_WORDS[node.c_op], dtype_word(node.dtype))
-            src = <PyObject *>node.src
+            if constants is not None and is_open(node, special):
+                absorb2(state, OPEN_WORD, number_of(make_const(node.dtype, node.arg), numbers, constants))
+                continue
             if buffers is not None and node.c_op == OP_BUFFER:
                 absorb(state, len(buffers))
                 absorb_arg(state, (<tuple>node.arg)[1])
@@ -1277,11 +1292,29 @@ cdef bytes digest(list order, list buffers, list uniques, list binds):
                 absorb(state, states[2 * (<Node>borrowed_item(src, 0)).c_index])
                 continue
             for j in range(length_of(src)):
+                if constants is not None and (<Node>borrowed_item(src, j)).c_op == OP_UNIQUE:
+                    continue
                 k = 2 * (<Node>borrowed_item(src, j)).c_index
                 absorb2(state, states[k], states[k + 1])
         return struct.pack("<QQ", states[2 * n - 2], states[2 * n - 1])
     finally:
         free(states)
+
+
+cdef bint is_open(Node node, object special) except -1:
+    """Whether a node is a constant that may become a variable of kernels."""
+    if node.c_op != OP_CONST or node.dtype.c_kind != c"f" or node.dtype.bitsize < 32:
+        return False
+    return isfinite(PyFloat_AS_DOUBLE(node.arg)) and node.arg not in special
+
+
+cdef uint64_t number_of(Node constant, dict numbers, list constants) except? 0:
+    """The place of a constant among those met so far."""
+    number = numbers.get(constant)
+    if number is None:
+        number = numbers[constant] = len(constants)
+        constants.append(constant)
+    return <uint64_t>number
 
 
 cdef list indexed(list order):
@@ -1308,6 +1341,17 @@ def canonical_key(Node root not None) -> tuple:
     # A bound value must not count: visit nothing of it. Its CONST may still be in the order for
     # other reasons, which then counts by its other users.
     return digest(without_bound_values(order), buffers, uniques, binds), buffers, binds
+
+
+def open_key(Node root not None, special not None) -> tuple:
+    """(key, constants): as canonical_key, but of float constants only the places count.
+
+    `constants` are these, each once, in order of first visit: CONSTs of float32 and float64 that
+    are finite and not in `special`. Marks of constants, DETACH and CONTIGUOUS_BACKWARD count
+    nothing either.
+    """
+    cdef list constants = []
+    return digest(postorder(root), [], [], [], constants, special), constants
 
 
 cdef list without_bound_values(list order):

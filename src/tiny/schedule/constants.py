@@ -10,25 +10,11 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Sequence
 
-from tiny.dtype import dtypes
 from tiny.uop.ops import Ops, UOp, VarArg
 
-# What rules know by heart, so that a kernel may be another one with them.
+# What rules know by heart, so that a kernel may be another one with them. All other finite ones of
+# float32 and float64, of which the ABI takes variables, may become such: see open_key.
 SPECIAL = frozenset((0.0, 1.0, -1.0, 2.0, 0.5))
-# Of these the ABI takes variables.
-_DTYPES = (dtypes.float32, dtypes.float64)
-
-
-def float_constants(sink: UOp) -> list[UOp]:
-    """The constants of a graph that may become variables, in the order of its nodes."""
-    return [
-        n
-        for n in sink.postorder()
-        if n.op is Ops.CONST
-        and n.dtype in _DTYPES
-        and math.isfinite(n.arg)
-        and n.arg not in SPECIAL
-    ]
 
 
 def variable(number: int, constant: UOp) -> UOp:

@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from tiny._core.graph import canonical_key
+from tiny._core.graph import canonical_key, open_key
 from tiny.dtype import DType
 from tiny.helpers import DEBUG, NO_MEMORY_PLANNER, SPEC, STRICT_REDUCE, disable_gc, make_lock
-from tiny.schedule.constants import float_constants, with_variables
+from tiny.schedule.constants import SPECIAL, with_variables
 from tiny.schedule.graph import MEMORY, TensorGraph, canonicalise, read_graph
 from tiny.schedule.joins import join_steps
 from tiny.schedule.kernels import Versions, build_kernels
@@ -138,9 +138,8 @@ def create_schedule(
 
     `target_of` describes a device by name; what has no device of its own goes to
     `default_device`. A graph that was seen before, up to the identity of its buffers and the
-    values of its Variables, costs a walk for its key; one that was seen twice with other float
-    constants, two more. ValueError if one Variable has two values or
-    if operands live on two devices.
+    values of its Variables, costs a walk for its key; one that was seen with other float constants,
+    one more. ValueError if one Variable has two values or if operands live on two devices.
     """
     key, buffers, binds = canonical_key(sink)
     values: dict[str, Any] = {}
@@ -156,20 +155,20 @@ def create_schedule(
     settings = (default_device, targets, bool(NO_MEMORY_PLANNER), bool(STRICT_REDUCE))
     schedule = _look_up((key, *settings))
     if schedule is None:
-        graph = canonicalise(sink, buffers)
-        constants = float_constants(graph)
-        varied, family = _what_varied(graph, constants, settings)
-        if not varied:
+        # without their constants many graphs are one
+        family, constants = open_key(sink, SPECIAL)
+        place: tuple[object, ...] = (key, *settings)
+        varied = _what_varied((family, *settings), constants)
+        if varied is not None:
+            place = varied
+            schedule = _look_up(place)
+            values.update((f"~{k}", constants[k].arg) for k in varied.places)
+        if schedule is None:
+            graph = canonicalise(sink, buffers)
+            if varied is not None:
+                graph = with_variables(graph, constants, varied.places)
             schedule = _make_schedule(graph, buffers, target_of, default_device)
-            _keep((key, *settings), schedule)
-        else:
-            shared = (family, varied)
-            schedule = _look_up(shared)
-            if schedule is None:
-                graph = with_variables(graph, constants, varied)
-                schedule = _make_schedule(graph, buffers, target_of, default_device)
-                _keep(shared, schedule)
-            values.update((f"~{k}", constants[k].arg) for k in varied)
+            _keep(place, schedule)
     for name in schedule.variables:
         if name not in values:
             raise ValueError(
@@ -193,15 +192,18 @@ def _keep(key: tuple[object, ...], schedule: Schedule) -> None:
             _cache.popitem(last=False)
 
 
-def _what_varied(
-    graph: UOp, constants: Sequence[UOp], settings: tuple[object, ...]
-) -> tuple[frozenset[int], tuple[object, ...]]:
-    """The constants that have had other values, none the first time; with a key of the graph
-    without them."""
+class _Varied(NamedTuple):
+    """A family of graphs, the values that its first one had, and the places that varied since."""
+
+    key: tuple[object, ...]
+    first: tuple[float, ...]
+    places: frozenset[int]
+
+
+def _what_varied(key: tuple[object, ...], constants: Sequence[UOp]) -> _Varied | None:
+    """Which constants of a family of graphs have had other values; None if none has."""
     if not constants:
-        return frozenset(), ()
-    everywhere = with_variables(graph, constants, range(len(constants)))
-    key = (everywhere.key, *settings)
+        return None
     now = tuple([c.arg for c in constants])
     with _lock:
         family = _families.get(key)
@@ -209,11 +211,11 @@ def _what_varied(
             _families[key] = _Family(now)
             if len(_families) > MOST_SCHEDULES:
                 _families.popitem(last=False)
-            return frozenset(), key
+            return None
         _families.move_to_end(key)
         pairs = enumerate(zip(now, family.first, strict=True))
         family.varied |= {k for k, (a, b) in pairs if a != b}
-        return family.varied, (key, family.first)
+        return _Varied(key, family.first, family.varied) if family.varied else None
 
 
 def forget_schedules() -> None:
