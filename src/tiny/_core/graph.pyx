@@ -602,20 +602,23 @@ cdef void set_bounds(Node n) noexcept:
                 return
             low, high = min(min(x, y), min(z, w)), max(max(x, y), max(z, w))
         elif op == OP_FLOORDIV:
-            if b.c_vmin <= 0 <= b.c_vmax:
+            if b.c_vmin < 0 <= b.c_vmax or b.c_vmax == 0:
                 return
-            x, y = floordiv(a.c_vmin, b.c_vmin), floordiv(a.c_vmin, b.c_vmax)
-            z, w = floordiv(a.c_vmax, b.c_vmin), floordiv(a.c_vmax, b.c_vmax)
+            x = b.c_vmin if b.c_vmin else 1  # what is divided by 0 is 0
+            y, z = floordiv(a.c_vmin, x), floordiv(a.c_vmin, b.c_vmax)
+            w, x = floordiv(a.c_vmax, x), floordiv(a.c_vmax, b.c_vmax)
             low, high = min(min(x, y), min(z, w)), max(max(x, y), max(z, w))
+            if b.c_vmin == 0:
+                low, high = min(low, 0), max(high, 0)
         elif op == OP_FLOORMOD:
-            if b.c_vmin <= 0 <= b.c_vmax:
+            if b.c_vmin < 0 <= b.c_vmax or b.c_vmax == 0:
                 return
-            if b.c_vmin > 0:
+            if b.c_vmin >= 0:
                 low, high = 0, b.c_vmax - 1
             else:
                 low, high = b.c_vmin + 1, 0
             if a.c_flags & BOUNDED:
-                if b.c_vmin > 0 and a.c_vmin >= 0:
+                if b.c_vmin >= 0 and a.c_vmin >= 0:
                     high = min(high, a.c_vmax)
                 if b.c_vmin == b.c_vmax and \
                         floordiv(a.c_vmin, b.c_vmin) == floordiv(a.c_vmax, b.c_vmin):
