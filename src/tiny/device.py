@@ -301,6 +301,10 @@ class Buffer:
         """Whether there is memory behind it."""
         return self._memory is not None
 
+    def is_own(self) -> bool:
+        """Whether its memory is its alone: neither given to it nor a part of another's."""
+        return self._allocator is not None
+
     @property
     def memory(self) -> Any:
         """The device's own handle of the memory, allocated by now."""

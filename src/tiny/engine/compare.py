@@ -91,7 +91,7 @@ def run_both(
     written = _written_by(step, arguments)
     before = {storage: _buffer_below(storage).numpy() for storage in written}
     drawn = random.state()
-    replay = step.run(arguments, call.numbers)
+    replay = step.run(arguments, call.numbers, donate=False)
     results = [t.numpy() for t in replay.tensors]
     gradients = [(owner, t.numpy()) for owner, t in replay.gradients]
     after = {storage: _buffer_below(storage).numpy() for storage in written}

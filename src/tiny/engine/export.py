@@ -279,8 +279,7 @@ def _stored_results(recipe: Recipe, state: _State) -> tuple[list[StoredValue], l
     values = []
     for number, chain, constant, device in recipe.storages:
         if constant is None:
-            base = recipe.bases[number]
-            values.append(StoredValue(number, 0, base.dtype, _moves(chain), device))
+            values.append(StoredValue(number, 0, recipe.dtypes[number], _moves(chain), device))
             continue
         steps, node = [], constant
         while node.op is not Ops.CONST:

@@ -176,6 +176,11 @@ def alias(tensor: Tensor) -> Tensor:
     return other
 
 
+def make_unreadable(tensor: Tensor, node: UOp) -> None:
+    """Let a tensor's value be that of a BUFFER without contents. Other tensors keep theirs."""
+    tensor._move_to(Storage(node, node.arg.device), node, node)
+
+
 @in_turn
 def made_by(token: object) -> list[Tensor]:
     """The tensors whose values were computed under the recorder with that token."""
@@ -207,8 +212,8 @@ class Recipe:
     """How to make tensors like some realised ones, over other memory.
 
     Values made under the recorder with `token` are made anew; `bases` are the BUFFERs that they
-    are in. Tensors of storages from outside are views of those, as they were; `outside` are the
-    BUFFERs that they are in.
+    are in, of these `dtypes`. Tensors of storages from outside are views of those, as they were;
+    `outside` are the BUFFERs that they are in.
 
     `storages` are what is made: the number of a base and movement over it, or a constant, and the
     device. `tensors` are the number of one of them or a storage from outside, movement over it,
@@ -245,6 +250,11 @@ class Recipe:
             none = UOp(Ops.EXPAND, zero.dtype, (zero, *symbolic), static)
             return -1, (), none, storage.device
         return -1, (), storage.node, storage.device
+
+    def let_go(self) -> None:
+        """Forget the BUFFERs, which are needed no more: their memory is that of one call."""
+        self.dtypes = [base.dtype for base in self.bases]
+        self.bases, self.outside = [], []
 
     def is_complete(self) -> bool:
         """Whether the storages from outside are all there."""

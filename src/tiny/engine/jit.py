@@ -9,23 +9,29 @@ import os
 import warnings
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable
-from typing import Any, Generic, ParamSpec, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, ParamSpec, TypeVar, overload
 
+from tiny.device import Buffer
 from tiny.engine.capture import Capture
-from tiny.engine.export import export_step, exported_step, kept_calls
 from tiny.engine.compare import run_both
+from tiny.engine.export import export_step, exported_step, kept_calls
+from tiny.engine.holders import alias, make_unreadable
+from tiny.engine.memory import Stale, buffer_node
 from tiny.engine.replay import Arguments, CapturedStep
-from tiny.engine.signature import Layout, Reader, difference, is_dead, leaves, own_code
+from tiny.engine.signature import Layout, Reader, difference, is_dead, leaves, map_leaves, own_code
 from tiny.engine.tracing import capture_step
-from tiny.helpers import JIT
+from tiny.helpers import JIT, prod
+from tiny.mixin.sizes import most
 from tiny.tensor import Tensor
-from tiny.uop.runtime import JitError, recorder
+from tiny.uop.ops import UOp
+from tiny.uop.runtime import JitError, recorder, runtime
 
 __all__ = ["JitError", "TinyJit"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
+Donate = str | int | Sequence[str | int]
 
 MOST_CAPTURES = 16
 MOST_SEEN = 256  # signatures that were called once
@@ -46,7 +52,7 @@ class _Table:
         """Say once why calls run plainly."""
         if what_follows not in self._has_warned:
             self._has_warned.add(what_follows)
-            warnings.warn(f"TinyJit: {reason}; {what_follows}", UserWarning, stacklevel=4)
+            warnings.warn(f"TinyJit: {reason}; {what_follows}", UserWarning, stacklevel=5)
 
     def forget_dead(self) -> None:
         """Let go of captures for objects that are gone: no call will ask for them."""
@@ -84,13 +90,34 @@ class TinyJit(Generic[P, R]):
     reads, values in modules and classes. Whatever a function does besides computing tensors
     (printing, counting, appending) a replay does not do.
 
-    TypeError if it is no function that a replay can do: a generator, a coroutine, a class.
+    `donate` names parameters, or numbers them without self, whose tensors are given away: they can
+    not be read after a call, which may make its results in their memory.
+
+        @TinyJit(donate="state")
+        def step(state, x): ...
+
+    TypeError if it is no function that a replay can do: a generator, a coroutine, a class; or if
+    it has no such parameter.
     """
 
-    def __init__(self, fxn: Callable[P, R]) -> None:
+    @overload
+    def __new__(cls, fxn: Callable[P, R], *, donate: Donate = ()) -> TinyJit[P, R]: ...
+
+    @overload
+    def __new__(  # type: ignore[misc]  # called without a function it is a decorator
+        cls, fxn: None = None, *, donate: Donate = ()
+    ) -> Callable[[Callable[P, R]], TinyJit[P, R]]: ...
+
+    def __new__(cls, fxn: Any = None, *, donate: Donate = ()) -> Any:
+        if fxn is None:
+            return functools.partial(cls, donate=donate)
+        return super().__new__(cls)
+
+    def __init__(self, fxn: Callable[P, R], *, donate: Donate = ()) -> None:
         _check_function(fxn)
         self.fxn = fxn
-        self._reader = Reader(fxn)
+        self.donate = (donate,) if isinstance(donate, str | int) else tuple(donate)
+        self._reader = Reader(fxn, 0, self.donate)
         self._method_reader: Reader | None = None
         self._table = _Table()
         self._tables: OrderedDict[int, tuple[Any, _Table]] = OrderedDict()  # of methods, by object
@@ -107,15 +134,15 @@ class TinyJit(Generic[P, R]):
         return self if instance is None else _Method(self, instance)
 
     def __copy__(self) -> TinyJit[P, R]:
-        return type(self)(self.fxn)  # a copy captures for itself
+        return type(self)(self.fxn, donate=self.donate)  # a copy captures for itself
 
     def __deepcopy__(self, memo: dict[int, Any]) -> TinyJit[P, R]:
-        return type(self)(copy.deepcopy(self.fxn, memo))
+        return type(self)(copy.deepcopy(self.fxn, memo), donate=self.donate)
 
     def __reduce__(self) -> tuple[Any, ...]:
         if kept_calls(self):  # as an ExportedStep: what is captured, without the function
             return exported_step(self).__reduce__()
-        return type(self), (self.fxn,)
+        return functools.partial(type(self), donate=self.donate), (self.fxn,)
 
     def __repr__(self) -> str:
         return f"<TinyJit of {self.fxn!r}, {len(self._table.steps)} captures>"
@@ -158,7 +185,7 @@ class TinyJit(Generic[P, R]):
 
     def _reader_of_methods(self) -> Reader:
         if self._method_reader is None:
-            self._method_reader = Reader(self.fxn, skip=1)
+            self._method_reader = Reader(self.fxn, 1, self.donate)
         return self._method_reader
 
     def _run(
@@ -169,8 +196,32 @@ class TinyJit(Generic[P, R]):
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        if not JIT or recorder() is not None:
+        if recorder() is not None:  # a part of what is captured now
             return function(*args, **kwargs)
+        result = self._called(table, reader, function, args, kwargs)
+        if self.donate:
+            result = self._give_away(reader.donated(args, kwargs), result)
+        return result
+
+    def _give_away(self, donated: list[Tensor], result: Any) -> Any:
+        """Make tensors unreadable, now that a call is done; the result without them."""
+        numbers = {id(t) for t in donated}
+        result = map_leaves(result, lambda x: alias(x) if id(x) in numbers else x)
+        for tensor in donated:
+            make_unreadable(tensor, _given_away(tensor, self._name()))
+        return result
+
+    def _called(
+        self,
+        table: _Table,
+        reader: Reader,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        if not JIT:
+            result = function(*args, **kwargs)
+            return _realized(result) if self.donate else result
         call = reader.read(args, kwargs)
         arguments = Arguments(call.tensors)
         if arguments.sharing:
@@ -212,11 +263,7 @@ class TinyJit(Generic[P, R]):
             table.seen[key] = None
             if len(table.seen) > MOST_SEEN:
                 table.seen.popitem(last=False)
-        result = function(*args, **kwargs)
-        tensors = [leaf for _, leaf in leaves(result) if isinstance(leaf, Tensor)]
-        if tensors:
-            Tensor.realize(*tensors)
-        return result
+        return _realized(function(*args, **kwargs))
 
     def _name(self) -> str:
         return getattr(self.fxn, "__qualname__", repr(self.fxn))
@@ -233,6 +280,26 @@ class TinyJit(Generic[P, R]):
         paths: list[str] = []
         reader.read(args, kwargs, paths)
         return difference(old, new, paths)
+
+
+def _realized(result: Any) -> Any:
+    """A result with its tensors computed."""
+    tensors = [leaf for _, leaf in leaves(result) if isinstance(leaf, Tensor)]
+    if tensors:
+        Tensor.realize(*tensors)
+    return result
+
+
+def _given_away(tensor: Tensor, name: str) -> UOp:
+    """A BUFFER like that of a tensor, which says that the tensor was donated."""
+    device = runtime().canonicalize_device(tensor.device)
+    shape = tuple([most(size) for size in tensor.shape])
+    node = buffer_node(Buffer(device, prod(shape), tensor.dtype), shape)
+    node.handle = Stale(
+        f"this tensor of shape {tensor.shape} was donated to a call of {name}, which may have used "
+        "its memory; read the result of that call, or do not donate it"
+    )
+    return node
 
 
 def _check_function(fxn: Any) -> None:

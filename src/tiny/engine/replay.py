@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import sys
 import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -9,11 +11,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tiny.device import Buffer, Device
-from tiny.dtype import DType, _to_np_dtype
+from tiny.dtype import DType, _to_np_dtype, dtypes
 from tiny.engine.capture import Capture
 from tiny.engine.holders import (
     Holders,
     Recipe,
+    alias,
     compute_readers,
     memory_of,
     own_memory,
@@ -22,7 +25,7 @@ from tiny.engine.holders import (
 )
 from tiny.engine.memory import buffer_node, buffer_of
 from tiny.engine.signature import map_leaves
-from tiny.helpers import all_int
+from tiny.helpers import DEBUG, all_int
 from tiny.mixin.sizes import most
 from tiny.storage import pending_count
 from tiny.tensor import Tensor
@@ -143,12 +146,40 @@ class Arguments:
                 found.append(_piece(tensor, place))
         return found
 
+    def take(self, k: int) -> Buffer | None:
+        """The memory of a parameter that is given away; None if something else sees it too."""
+        place = self.places[k]
+        mine = [t for t, parameter in zip(self.given, self.of, strict=True) if parameter == k]
+        if place is None or any(t.uop is not place[0] for t in mine):
+            return None
+        buffer = buffer_of(place[0])
+        users: int = getattr(buffer.memory, "users", 0)  # views of it by others
+        if users or not buffer.is_own():
+            return None
+        del buffer
+        now, fewest = _references(self, k), _fewest_references(len(mine))
+        return buffer_of(place[0]) if now <= fewest else None
+
     def buffers(self) -> Iterator[Buffer]:
         """The memory that each of them is in, but of constants."""
         for tensor, place in zip(self.tensors, self.places, strict=True):
             base = root_of(tensor) if place is None else place[0]
             if base.op is Ops.BUFFER:
                 yield buffer_of(base)
+
+
+def _references(arguments: Arguments, k: int) -> int:
+    """How much refers to the BUFFER of a parameter or its memory: tensors, graphs, captures."""
+    place = arguments.places[k]
+    assert place is not None
+    return sys.getrefcount(place[0]) + sys.getrefcount(place[0].handle)
+
+
+@functools.cache
+def _fewest_references(count: int) -> int:
+    """How much refers to a BUFFER of which there are `count` tensors, and nothing else."""
+    tensor = Tensor(runtime().empty((1,), dtypes.uint8, runtime().default_device()))
+    return _references(Arguments([tensor, *[alias(tensor) for _ in range(count - 1)]]), 0)
 
 
 def _piece(tensor: Tensor, place: Place) -> Any:
@@ -261,14 +292,24 @@ class CapturedStep:
                 tensor.grad = gradient
         return self.result(made)
 
-    def run(self, arguments: Arguments, numbers: dict[str, float]) -> Run:
-        """Run its kernels on these arguments."""
+    def run(self, arguments: Arguments, numbers: dict[str, float], donate: bool = True) -> Run:
+        """Run its kernels on these arguments. Without `donate` none of them is used up."""
         capture = self.capture
         self.prepare(arguments)
         check_sharing(arguments, capture)
         memory = arguments.memory()
-        made = capture.run(memory, tuple(numbers.values()))
-        bases = [buffer_node(b, slot.shape) for b, slot in zip(made, capture.fresh, strict=True)]
+        spent: dict[int, Buffer] = {}
+        for k in capture.spent:
+            taken = arguments.take(k) if donate else None
+            if taken is None and DEBUG >= 2 and donate:
+                print(f"donated memory of {arguments.tensors[k]} is in use elsewhere: it is copied")
+            spent[k] = taken or buffer_of(copy_of(arguments.tensors[k]))
+            memory[k] = spent[k].memory
+        made = iter(capture.run(memory, tuple(numbers.values())))
+        bases = [
+            buffer_node(spent[capture.placed[n]] if n in capture.placed else next(made), slot.shape)
+            for n, slot in enumerate(capture.outputs)
+        ]
         tensors = self.recipe.make(bases, numbers)
         for k in capture.written_params:
             if k in arguments.copies:

@@ -130,13 +130,14 @@ def leaves(x: Any, path: str = "") -> list[tuple[str, Any]]:
 class Call(NamedTuple):
     """A call as signatures see it.
 
-    `tensors` are those that are inputs, in order; `numbers` the other inputs by name: the values
-    of Variables, and of tensors that are Python numbers.
+    `tensors` are those that are inputs, in order, of which the `donated` are given away; `numbers`
+    the other inputs by name: the values of Variables, and of tensors that are Python numbers.
     """
 
     parts: list[Any]
     tensors: list[Tensor]
     numbers: dict[str, float]
+    donated: list[int]
 
 
 def number_name(k: int) -> str:
@@ -380,10 +381,17 @@ Layout = list[tuple[str, int | str | _Default]]
 
 
 class Reader:
-    """Reads calls of one function; `skip` positional parameters are bound already."""
+    """Reads calls of one function.
 
-    def __init__(self, function: Callable[..., Any], skip: int = 0) -> None:
+    `skip` positional parameters are bound already. `donate` are names or numbers (after those) of
+    parameters that are given away; TypeError if there is no such parameter.
+    """
+
+    def __init__(
+        self, function: Callable[..., Any], skip: int = 0, donate: Sequence[str | int] = ()
+    ) -> None:
         self._function, self._skip = function, skip
+        self._donate = _names_of(function, skip, donate) if donate else frozenset()
         self._surroundings = _Surroundings(function)
         self._layouts: dict[tuple[int, tuple[str, ...]], Layout] = {}
 
@@ -395,7 +403,9 @@ class Reader:
         if paths is not None:
             paths.append("settings")
         self._surroundings.read(found.parts, paths)
+        donated: list[int] = []
         for name, source in self.layout(args, kwargs):
+            count = len(found.tensors)
             if type(source) is int:
                 found.read(args[source], name)
             elif type(source) is str:
@@ -405,7 +415,21 @@ class Reader:
                 found.parts.append(source.part)
                 if paths is not None:
                     paths.append(name)
-        return Call(found.parts, found.tensors, found.numbers)
+            if self._donate and _base_name(name) in self._donate:
+                donated += range(count, len(found.tensors))
+        return Call(found.parts, found.tensors, found.numbers, donated)
+
+    def donated(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
+        """The tensors of a call that are given away."""
+        if not self._donate:
+            return []
+        return [
+            x
+            for name, source in self.layout(args, kwargs)
+            if _base_name(name) in self._donate and isinstance(source, int | str)
+            for _, x in leaves(args[source] if isinstance(source, int) else kwargs[source])
+            if isinstance(x, Tensor) and not is_number(x)
+        ]
 
     def named_tensors(self) -> list[tuple[str, Tensor]]:
         """The tensors that the function's own code leads to, as far as names go."""
@@ -442,6 +466,32 @@ class Reader:
             elif not isinstance(given, int) or given >= 0:
                 found.append((name, given))
         return found
+
+
+def _base_name(name: str) -> str:
+    """`xs` of `xs[0]`."""
+    return name.partition("[")[0]
+
+
+def _names_of(
+    function: Callable[..., Any], skip: int, donate: Sequence[str | int]
+) -> frozenset[str]:
+    """The names of parameters that are given by name or by number."""
+    parameters = list(inspect.signature(function).parameters.values())[skip:]
+    names = [p.name for p in parameters]
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    found = set()
+    for which in donate:
+        if isinstance(which, int) and 0 <= which < len(names):
+            found.add(names[which])
+        elif isinstance(which, str) and (which in names or takes_any):
+            found.add(which)
+        else:
+            raise TypeError(
+                f"TinyJit: donate={which!r} is no parameter of the function, which has "
+                f"{', '.join(names) or 'none'}"
+            )
+    return frozenset(found)
 
 
 def _default_of(value: Any) -> _Default:

@@ -55,8 +55,9 @@ def capture_step(
     traced = _Traced(function, layout, args, kwargs, call)
     recording, outputs = traced.recording, traced.outputs
     recipe = Recipe([*outputs, *[g for _, g in traced.gradients]], recording.token)
-    _check_results(recipe, recording)
-    capture = Capture(recording, [base.arg.uid for base in recipe.bases])
+    _check_results(recipe, recording, traced.donated)
+    capture = Capture(recording, [base.arg.uid for base in recipe.bases], traced.donated)
+    recipe.let_go()
     check_sharing(traced.arguments, capture)
     # The function's own tensors go; whoever keeps one would not see what a replay makes instead.
     template = map_leaves(traced.result, lambda x: HERE if _is_result(x) else x)
@@ -88,6 +89,16 @@ class _Traced:
         ]
         self.had = [(weakref.ref(t), root_of(g)) for t, g in _gradients()]
         self.recording = Recording(self._nodes, call.numbers)
+        self.donated = [
+            k
+            for k in range(len(self._nodes))
+            if all(
+                n in call.donated for n, parameter in enumerate(self.arguments.of) if parameter == k
+            )
+        ]
+        for theirs, k in zip(self.given, self.arguments.of, strict=True):
+            if k in self.donated:  # as if the step had made them: they may be returned
+                theirs._storage.maker = self.recording.token
         args, kwargs = self._replace(layout, args, kwargs)
         before = leaves((args, kwargs))
         try:
@@ -239,16 +250,19 @@ def _check_unchanged(before: list[tuple[str, Any]], now: list[tuple[str, Any]]) 
     )
 
 
-def _check_results(recipe: Recipe, recording: Recording) -> None:
+def _check_results(recipe: Recipe, recording: Recording, donated: Sequence[int]) -> None:
     """JitError if something is returned that a replay could not make anew."""
+    given_away = {uid for uid, k in recording.params.items() if k in donated}
     for base in (*recipe.bases, *recipe.outside):
-        if base.op is Ops.BUFFER and base.arg.uid in recording.params:
+        if base.op is not Ops.BUFFER or base.arg.uid in given_away:
+            continue
+        if base.arg.uid in recording.params:
             raise JitError(
                 f"the function returns an argument of shape {base.shape} or a view of one, which "
-                "would not be a new tensor in a replay; return a copy, .clone()"
+                "would not be a new tensor in a replay; return a copy, .clone(), or donate it"
             )
     for base in recipe.bases:
-        if base.arg.uid not in recording.born:
+        if base.arg.uid not in recording.born | given_away:
             raise JitError(
                 f"a result shares memory with a tensor of shape {base.shape} from outside; "
                 "return a copy, .clone()"
