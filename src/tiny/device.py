@@ -10,7 +10,6 @@ import functools
 import gc
 import re
 import sys
-import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ import numpy as np
 from tiny._core.launch import HostMemory, Pool, copy_memory, fill_memory, release_scratch
 from tiny.codegen.program import LinearProgram
 from tiny.dtype import DType, _to_np_dtype
-from tiny.helpers import DEBUG, DEV, LRU, POISON, GlobalCounters
+from tiny.helpers import DEBUG, DEV, LRU, POISON, GlobalCounters, make_lock
 from tiny.renderer import Renderer
 from tiny.uop.target import Target
 
@@ -448,7 +447,7 @@ class _Registry:
     def __init__(self) -> None:
         self._opened: dict[tuple[str, str], Compiled] = {}  # by name and what DEV says of it
         self._asked: dict[tuple[str, str], Compiled] = {}  # by name as asked for, and DEV
-        self._lock = threading.RLock()
+        self._lock = make_lock(2)
 
     @property
     def DEFAULT(self) -> str:

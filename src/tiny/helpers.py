@@ -25,6 +25,7 @@ import time
 import urllib.parse
 import urllib.request
 import warnings
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,6 +54,65 @@ def getenv(key: str, default: Any = 0) -> Any:
             f"environment variable {key}={text!r} is no {type(default).__name__}; "
             f"unset it or set it to one, as in {key}={default!r}"
         ) from None
+
+
+class _Locks:
+    """All locks of the package, in the order in which a thread that needs several takes them.
+
+    A fork takes them all first: so what they guard is whole in the child, and they are free.
+    """
+
+    def __init__(self) -> None:
+        self._by_order: dict[int, dict[int, weakref.ref[Any]]] = {}  # of each by its id
+        self._fork = threading.RLock()  # one thread forks at a time
+        self._taken: list[Any] = []
+
+    def make(self, order: int) -> Any:
+        """A new lock; its thread may take it again."""
+        lock = threading.RLock()
+        alike = self._by_order.setdefault(order, {})
+        alike[id(lock)] = weakref.ref(lock, functools.partial(alike.pop, id(lock)))
+        return lock
+
+    def _missing(self, order: int, mine: set[int]) -> list[Any]:
+        """The locks of an order that are not among `mine`."""
+        locks = [found() for found in list(self._by_order[order].values())]
+        return [lock for lock in locks if lock is not None and id(lock) not in mine]
+
+    def take_all(self) -> None:
+        """Wait until no other thread holds any."""
+        self._fork.acquire()
+        for order in sorted(self._by_order):
+            mine: set[int] = set()
+            while missing := self._missing(order, mine):
+                for lock in missing:  # while it waits others may be made
+                    lock.acquire()
+                    self._taken.append(lock)
+                    mine.add(id(lock))
+
+    def free_all(self) -> None:
+        """Undo `take_all`."""
+        while self._taken:
+            self._taken.pop().release()
+        self._fork.release()
+
+
+_locks = _Locks()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(
+        before=_locks.take_all,
+        after_in_parent=_locks.free_all,
+        after_in_child=_locks.free_all,
+    )
+
+
+def make_lock(order: int) -> Any:
+    """A lock that can be taken again by its thread, and that a fork waits for.
+
+    A thread that has one takes only such of a larger `order`: 0 tensors that are computed, 1 steps
+    that are replayed, 2 devices, 3 caches, 4 compilers.
+    """
+    return _locks.make(order)
 
 
 def cpu_count() -> int:

@@ -6,9 +6,9 @@ the storage of their source, so they see later writes and may be written through
 view keeps the chain of movement nodes over the storage's node and builds it anew when that node
 has changed.
 
-**Versions.** A write to memory is `AFTER(old, STORE(view of old, value))`, and this node becomes
-the node of the storage: all its views read the new version from now on, while graphs that were
-built before hold the old node, and thereby the old version. A write to a value that has no
+**Versions.** A write to memory is `AFTER(old, STORE(view of old, value), UNIQUE)`, and this node
+becomes the node of the storage: all its views read the new version from now on, while graphs that
+were built before hold the old node, and thereby the old version. A write to a value that has no
 memory yet just makes another value. So the wrong program (a result that changes after it was
 computed, a write that a view misses) can not be written down.
 
@@ -19,7 +19,7 @@ one BUFFER: the second reads it, and gets a copy when the owner is written (see 
 from __future__ import annotations
 
 import functools
-import os
+import itertools
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Sequence
@@ -27,7 +27,7 @@ from typing import Any, ParamSpec, Self, TypeVar
 
 from tiny._core.launch import publish
 from tiny.dtype import DType, dtypes
-from tiny.helpers import prod
+from tiny.helpers import make_lock, prod
 from tiny.mixin.sizes import most
 from tiny.uop.ops import GroupOp, Ops, UOp
 from tiny.uop.runtime import Setting, recorder, recorders, runtime
@@ -79,9 +79,7 @@ def pending_count() -> int:
 
 # Threads build graphs at once, but take turns to write and to compute: what one of them computes
 # is looked for, and put in place, in the values of all.
-_turn = threading.RLock()
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_turn._at_fork_reinit)  # type: ignore[attr-defined]  # CPython's
+_turn = make_lock(0)
 
 
 def in_turn(function: Callable[P, R]) -> Callable[P, R]:
@@ -95,6 +93,8 @@ def in_turn(function: Callable[P, R]) -> Callable[P, R]:
     return alone
 
 
+_writes = itertools.count(-1, -1)  # tensors made as constants count upwards
+
 # who owns a BUFFER, and who reads it without owning it
 owners: weakref.WeakValueDictionary[UOp, Storage] = weakref.WeakValueDictionary()
 readers_of: weakref.WeakKeyDictionary[UOp, weakref.WeakSet[Storage]] = weakref.WeakKeyDictionary()
@@ -102,6 +102,15 @@ readers_of: weakref.WeakKeyDictionary[UOp, weakref.WeakSet[Storage]] = weakref.W
 # All tensors there are, by id: `==` of tensors is elementwise, so they can not be in a set. What
 # takes one out is C (the second argument of pop is the reference), since thousands come and go.
 _live: dict[int, weakref.ref[View]] = {}
+
+
+def _version(old: UOp, store: UOp) -> UOp:
+    """The next version of some memory, and no other: equal writes are not one.
+
+    Where each step of a loop writes the same, a thread that has one in hand could not tell
+    whether it has been carried out.
+    """
+    return UOp(Ops.AFTER, old.dtype, (old, store, UOp(Ops.UNIQUE, arg=next(_writes))))
 
 
 def memory_below(node: UOp) -> UOp | None:
@@ -270,7 +279,7 @@ class View:
         if watching is not None:
             watching.wrote(storage)
         _changes.pending += 1
-        storage.node = UOp(Ops.AFTER, old.dtype, (old, store))
+        storage.node = _version(old, store)
         _changes.pending += 1  # once more, for those who looked in between
         readers_of.pop(buffer, None)
 
@@ -543,7 +552,7 @@ def give_memory(storage: Storage) -> UOp:
     old = storage.node
     buffer = runtime().empty(tuple([most(size) for size in old.shape]), old.dtype, place)
     store = UOp(Ops.STORE, dtypes.void, (buffer.front(old.shape), old))
-    new = UOp(Ops.AFTER, old.dtype, (buffer, store))
+    new = _version(buffer, store)
     settings: list[Setting] = [
         (storage, "owner", _note_memory(storage, buffer)),
         (storage, "device", place),

@@ -17,15 +17,14 @@ import contextlib
 import math
 import threading
 import weakref
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from tiny import random
 from tiny.device import Buffer, Device
-from tiny.engine.donation import reuse_memory
 from tiny.engine.memory import buffer_node, buffer_of
 from tiny.engine.realize import CompiledSchedule, Part, Step, StepList, copy_program
-from tiny.helpers import NO_MEMORY_PLANNER
+from tiny.helpers import NO_MEMORY_PLANNER, make_lock
 from tiny.schedule import Slot
 from tiny.schedule.memory import Lifetime, plan_memory
 from tiny.uop.ops import UOp, sym_infer
@@ -254,7 +253,7 @@ class Replay:
         ]
         self._steps = StepList(plan.steps, slots, values)
         self._memory = tuple([buffer_of(node).memory for node in self.bound])
-        self._lock = threading.Lock()  # what it writes is one run's at a time
+        self._lock = make_lock(1)  # what it writes is one run's at a time
 
     def __len__(self) -> int:
         """How many kernels and copies a run is."""
@@ -278,17 +277,13 @@ class Capture(Replay):
     """The steps of a recording, to be run again and again.
 
     `outputs` are the uids of the BUFFERs that are returned; each run makes new ones. What the step
-    filled from the host is neither in `written` nor in `read`. Of the `donated` parameters those
-    in `spent` are overwritten or returned; `placed` says which output has the memory of which.
-    JitError if there is nothing to run.
+    filled from the host is neither in `written` nor in `read`. JitError if there is nothing to run.
     """
 
-    def __init__(
-        self, recording: Recording, outputs: Sequence[int], donated: Collection[int] = ()
-    ) -> None:
+    def __init__(self, recording: Recording, outputs: Sequence[int]) -> None:
         cells = _Cells(recording)
         steps = cells.steps()
-        outside = {cells.of(uid) for uid in (*recording.params, *recording.bound)} - {*donated}
+        outside = [cells.of(uid) for uid in (*recording.params, *recording.bound)]
         fresh = [cells.of(uid) for uid in outputs]
         steps = _needed(steps, {*outside, *fresh})
         if not steps:
@@ -307,9 +302,7 @@ class Capture(Replay):
                 filled.append(_copy_step(cells.slots[cell], cell, original))
             elif cell in used:
                 bound[cell] = contents
-        self.outputs = [cells.slots[k] for k in fresh]
-        steps, self.placed = reuse_memory([*filled, *steps], cells.slots, fresh, donated)
-        fresh = [k for n, k in enumerate(fresh) if n not in self.placed]
+        steps = [*filled, *steps]
         params = range(len(recording.params))
         used = {k for step in steps for k in step.slots} - {*params, *fresh}
         kept = [k for k in bound if k in used]
@@ -325,9 +318,6 @@ class Capture(Replay):
             tuple(cells.constants),
         )
         super().__init__(plan, [bound[k] for k in kept])
-        overwritten = {*self.written_params, *self.placed.values()}
-        self.spent = [k for k in donated if k in overwritten]  # no argument of the user's then
-        self.written_params = [k for k in self.written_params if k not in donated]
         outer = set(recording.bound.values())
         self.written = [node for node in self.written if node in outer]
         self.read = [node for node in self.read if node in outer]

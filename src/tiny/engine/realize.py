@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import threading
 import time
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
@@ -23,6 +22,7 @@ from tiny.helpers import (
     STRICT_REDUCE,
     GlobalCounters,
     colored,
+    make_lock,
     nbytes_text,
 )
 from tiny.schedule import Schedule, ScheduleItem, Slot
@@ -63,7 +63,7 @@ class CompiledKernel(NamedTuple):
 _kernels: OrderedDict[tuple[Any, ...], CompiledKernel] = OrderedDict()
 # By the number of the schedule, which the entry keeps alive, and what its kernels depend on.
 _schedules: OrderedDict[tuple[Any, ...], CompiledSchedule] = OrderedDict()
-_lock = threading.Lock()
+_lock = make_lock(3)
 
 
 def _settings() -> tuple[bool, ...]:

@@ -11,7 +11,6 @@ import os
 import platform
 import re
 import struct
-import threading
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -20,7 +19,7 @@ from tiny._core.launch import HostKernel, threads
 from tiny.codegen.program import LinearProgram
 from tiny.device import Compiled, CompileError, Compiler, HostAllocator
 from tiny.dtype import DTYPES_DICT, dtypes
-from tiny.helpers import SPEC
+from tiny.helpers import SPEC, make_lock
 from tiny.renderer.llvm import CPU_OPS, LLVMRenderer, phase_name
 from tiny.uop.ops import Ops
 from tiny.uop.target import Target
@@ -70,6 +69,10 @@ def _kind(dtype_name: str) -> str:
 
 
 # ---------------------------------------------------------------- the machine
+
+
+# llvmlite lets one thread into LLVM at a time anyway; and a child forked meanwhile could not enter
+_llvm_lock = make_lock(4)
 
 
 @functools.cache
@@ -271,14 +274,16 @@ class LLVMCompiler(Compiler):
 
     def compile(self, source: str, name: str) -> bytes:
         """The object file. CompileError also if it would call anything outside itself."""
-        binary: bytes = self.machine.emit_object(self._parse(source, name))
+        with _llvm_lock:
+            binary: bytes = self.machine.emit_object(self._parse(source, name))
         if called := undefined_symbols(binary):
             raise CompileError(name, f"it would call {', '.join(called)}", source)
         return binary
 
     def disassemble(self, source: str, name: str) -> str:
         """The instructions that `compile` makes, as text."""
-        text: str = self.machine.emit_assembly(self._parse(source, name))
+        with _llvm_lock:
+            text: str = self.machine.emit_assembly(self._parse(source, name))
         return text
 
 
@@ -320,19 +325,20 @@ class MachineCode:
 
     _linker: ClassVar[Any] = None
     _count: ClassVar[int] = 0
-    _lock: ClassVar[threading.Lock] = threading.Lock()
 
     def __init__(self, binary: bytes, name: str, symbols: Sequence[str]) -> None:
-        with MachineCode._lock:
+        with _llvm_lock:
             if MachineCode._count % self.OF_ONE_LINKER == 0:
                 MachineCode._linker = _llvm().create_lljit_compiler()
             self.linker, number = MachineCode._linker, MachineCode._count
             MachineCode._count += 1
-        builder = _llvm().JITLibraryBuilder().add_object_img(binary)
-        for symbol in symbols:
-            builder.export_symbol(symbol)
-        self.code = builder.link(self.linker, f"{name}.{number}")
-        self.addresses: tuple[int, ...] = tuple(self.code[symbol] for symbol in symbols)
+            builder = _llvm().JITLibraryBuilder().add_object_img(binary)
+            for symbol in symbols:
+                builder.export_symbol(symbol)
+            self.code = builder.link(self.linker, f"{name}.{number}")
+            self.addresses: tuple[int, ...] = tuple(self.code[symbol] for symbol in symbols)
 
     def __del__(self) -> None:
-        self.__dict__.pop("code", None)  # before the linker
+        with _llvm_lock:
+            self.__dict__.pop("code", None)  # before the linker
+            self.__dict__.pop("linker", None)

@@ -45,9 +45,9 @@ def canonicalise(sink: UOp, buffers: Sequence[UOp]) -> UOp:
         elif op is Ops.BIND or op in _VANISHING:
             new[node] = new[node.src[0]]
         elif op is Ops.UNIQUE:
-            new[node] = node
+            continue
         else:
-            src = tuple([new[s] for s in node.src])
+            src = tuple([new[s] for s in node.src if s.op is not Ops.UNIQUE])
             new[node] = node if src == node.src else UOp(op, node.dtype, src, node.arg)
     return new[sink]
 

@@ -5,6 +5,7 @@ And what watches a thread's tensors while a step of a program is captured: its R
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -138,6 +139,16 @@ class Recorder(Protocol):
 
 
 recorders: dict[int, Recorder] = {}  # by thread: empty unless something is captured
+
+
+def _forget_other_threads() -> None:
+    me = threading.get_ident()
+    for thread in [t for t in recorders if t != me]:
+        del recorders[thread]
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_other_threads)  # they do not exist there
 
 
 def recorder() -> Recorder | None:

@@ -348,11 +348,11 @@ def is_assignment(x: UOp) -> bool:
     return view.op in (Ops.BUFFER, Ops.AFTER, Ops.PARAM)
 
 
-_EFFECTS = (Ops.STORE, Ops.GROUP, Ops.CALL)
+_EFFECTS = (Ops.STORE, Ops.GROUP, Ops.CALL, Ops.UNIQUE)
 
 
 def is_version(x: UOp) -> bool:
-    """An AFTER is its first source, after effects."""
+    """An AFTER is its first source, after effects; a UNIQUE tells it from one that is alike."""
     return x.src[0].dtype is x.dtype and all(s.op in _EFFECTS for s in x.src[1:])
 
 
