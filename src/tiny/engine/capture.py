@@ -17,11 +17,12 @@ import contextlib
 import math
 import threading
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from tiny import random
 from tiny.device import Buffer, Device
+from tiny.engine.donation import reuse_memory
 from tiny.engine.memory import buffer_node, buffer_of
 from tiny.engine.realize import CompiledSchedule, Part, Step, StepList, copy_program
 from tiny.helpers import NO_MEMORY_PLANNER, make_lock
@@ -230,16 +231,30 @@ class Plan(NamedTuple):
 class Replay:
     """A plan and the BUFFERs that its bound cells are, to be run again and again.
 
-    `written` and `read` are the BUFFERs that a run writes, and those that it only reads;
-    `written_params` the numbers of the parameters that it writes.
+    `outputs` are what is returned, by default the fresh cells; `placed` says which of them has the
+    memory of which parameter, and `spent` which parameters are used up. `written` and `read` are
+    the BUFFERs that a run writes, and those that it only reads; `written_params` the numbers of the
+    parameters that it writes, and does not use up.
     """
 
-    def __init__(self, plan: Plan, bound: Sequence[UOp]) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        bound: Sequence[UOp],
+        outputs: Sequence[Slot] | None = None,
+        placed: Mapping[int, int] | None = None,
+        donated: Collection[int] = (),
+    ) -> None:
         self.plan = plan
         self.bound = tuple(bound)  # they live as long as this does
         self.fresh = [plan.cells[k] for k in plan.of_role("fresh")]
+        self.outputs = list(self.fresh if outputs is None else outputs)
+        self.placed = dict(placed or {})
         written = {k for step in plan.steps for k in step.written}
-        self.written_params = [k for k in plan.of_role("param") if k in written]
+        overwritten = written | set(self.placed.values())
+        self.spent = [k for k in donated if k in overwritten]  # no argument of the user's then
+        params = plan.of_role("param")
+        self.written_params = [k for k in params if k in written and k not in donated]
         cells = list(zip(plan.of_role("bound"), self.bound, strict=True))
         self.written = [node for k, node in cells if k in written]
         self.read = [node for k, node in cells if k not in written]
@@ -277,13 +292,16 @@ class Capture(Replay):
     """The steps of a recording, to be run again and again.
 
     `outputs` are the uids of the BUFFERs that are returned; each run makes new ones. What the step
-    filled from the host is neither in `written` nor in `read`. JitError if there is nothing to run.
+    filled from the host is neither in `written` nor in `read`. Of the `donated` parameters those
+    are spent that are overwritten or returned. JitError if there is nothing to run.
     """
 
-    def __init__(self, recording: Recording, outputs: Sequence[int]) -> None:
+    def __init__(
+        self, recording: Recording, outputs: Sequence[int], donated: Collection[int] = ()
+    ) -> None:
         cells = _Cells(recording)
         steps = cells.steps()
-        outside = [cells.of(uid) for uid in (*recording.params, *recording.bound)]
+        outside = {cells.of(uid) for uid in (*recording.params, *recording.bound)} - {*donated}
         fresh = [cells.of(uid) for uid in outputs]
         steps = _needed(steps, {*outside, *fresh})
         if not steps:
@@ -302,7 +320,9 @@ class Capture(Replay):
                 filled.append(_copy_step(cells.slots[cell], cell, original))
             elif cell in used:
                 bound[cell] = contents
-        steps = [*filled, *steps]
+        results = [cells.slots[k] for k in fresh]
+        steps, placed = reuse_memory([*filled, *steps], cells.slots, fresh, donated)
+        fresh = [k for n, k in enumerate(fresh) if n not in placed]
         params = range(len(recording.params))
         used = {k for step in steps for k in step.slots} - {*params, *fresh}
         kept = [k for k in bound if k in used]
@@ -317,7 +337,7 @@ class Capture(Replay):
             tuple(recording.draws),
             tuple(cells.constants),
         )
-        super().__init__(plan, [bound[k] for k in kept])
+        super().__init__(plan, [bound[k] for k in kept], results, placed, donated)
         outer = set(recording.bound.values())
         self.written = [node for node in self.written if node in outer]
         self.read = [node for node in self.read if node in outer]

@@ -47,6 +47,7 @@ from tiny.engine.stored import (
     StoredCall,
     StoredCopy,
     StoredKernel,
+    StoredOutput,
     StoredResult,
     StoredValue,
     TensorLeaf,
@@ -131,7 +132,7 @@ def _plain_call(call: StoredCall, kernels: dict[UOp, int]) -> dict[str, Any]:
             [r.value, r.state, _plain_moves(r.moves), r.requires_grad] for r in call.results
         ],
         "values": [
-            [v.fresh, _plain_number(v.constant), v.dtype.name, _plain_moves(v.moves), v.device]
+            [v.output, _plain_number(v.constant), v.dtype.name, _plain_moves(v.moves), v.device]
             for v in call.values
         ],
         "cells": [_plain_slot(cell) for cell in call.cells],
@@ -140,6 +141,8 @@ def _plain_call(call: StoredCall, kernels: dict[UOp, int]) -> dict[str, Any]:
         "draws": [list(draw) for draw in call.draws],
         "constants": [_plain_number(c) for c in call.constants],
         "state": list(call.state),
+        "outputs": [[list(o.shape), o.dtype.name, o.param] for o in call.outputs],
+        "spent": list(call.spent),
     }
 
 
@@ -393,7 +396,7 @@ class _Reader:
     def call(self, x: Any) -> StoredCall:
         parts = (
             "arguments", "result", "results", "values", "cells", "steps", "numbers", "draws",
-            "constants", "state",
+            "constants", "state", "outputs", "spent",
         )  # fmt: skip
         if not isinstance(x, dict) or set(x) != set(parts):
             raise Damaged("a call has other parts")
@@ -418,6 +421,8 @@ class _Reader:
             tuple(draws),
             tuple([_number(c) for c in _list(x["constants"], "the constants")]),
             tuple([_place(k, "some state") for k in _list(x["state"], "the state")]),
+            tuple([_output(o) for o in _list(x["outputs"], "the outputs")]),
+            tuple([_place(k, "a parameter") for k in _list(x["spent"], "what is spent")]),
         )
 
     def step(self, x: Any) -> StoredKernel | StoredCopy:
@@ -448,6 +453,12 @@ def _opt(x: Any) -> Opt:
     return Opt(OptOps[name], place, integer(arg, 0, 1 << 48, "the number of an Opt"))
 
 
+def _output(x: Any) -> StoredOutput:
+    shape, dtype, param = _row(x, 3, "an output")
+    place = _optional(param, lambda k: _place(k, "a parameter"))
+    return StoredOutput(shape_of(shape), dtype_of(dtype), place)
+
+
 def _result(x: Any) -> StoredResult:
     value, state, moves, wants = _row(x, 4, "a result")
     if wants not in (None, True, False) or (value is None) == (state is None):
@@ -461,11 +472,11 @@ def _result(x: Any) -> StoredResult:
 
 
 def _value(x: Any) -> StoredValue:
-    fresh, constant, dtype, moves, device = _row(x, 5, "a value")
+    output, constant, dtype, moves, device = _row(x, 5, "a value")
     kind = dtype_of(dtype)
     number = constant if type(constant) is bool else _number(constant)
     return StoredValue(
-        _optional(fresh, lambda k: _place(k, "memory")),
+        _optional(output, lambda k: _place(k, "an output")),
         kind.const(number),
         kind,
         _moves(moves),

@@ -35,6 +35,7 @@ from tiny.engine.stored import (
     ResultLeaf,
     StoredCall,
     StoredKernel,
+    StoredOutput,
     StoredResult,
     StoredValue,
     TensorLeaf,
@@ -235,6 +236,13 @@ def _stored_call(step: CapturedStep, layout: Layout, state: _State) -> StoredCal
         tuple([(device, int(words)) for device, words in plan.draws]),  # type: ignore[arg-type]
         plan.constants,
         tuple([state.number(node) for node in step.capture.bound]),
+        tuple(
+            [
+                StoredOutput(slot.shape, slot.dtype, step.capture.placed.get(n))
+                for n, slot in enumerate(step.capture.outputs)
+            ]
+        ),
+        tuple(step.capture.spent),
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -78,8 +78,8 @@ class _Results:
         storages = []
         for value in self._call.values:
             base = UOp.const(value.constant, value.dtype)
-            if value.fresh is not None:
-                base = bases[value.fresh]
+            if value.output is not None:
+                base = bases[value.output]
             storage = Storage(over(value.moves, base), value.device)
             if storage.node.op is Ops.BUFFER:
                 take_memory(storage, base)
@@ -192,6 +192,23 @@ class ExportedStep:
             raise type(cause)(f"{self.name}: no signature fits: {reasons}") from None
         raise type(cause)(f"{self.name}: {cause}") from None
 
+    def run_named(self, values: Mapping[str, Any]) -> Any:
+        """Run it on tensors and numbers by the names that its signature has for them."""
+        for call in self._content.calls:
+            names = [name for name, _ in call.leaves()]
+            if set(names) == set(values):
+                rest = iter([values[name] for name in names])
+
+                def fill(leaf: Any, rest: Iterator[Any] = rest) -> Any:
+                    return leaf.value if isinstance(leaf, PlainLeaf) else next(rest)
+
+                return self(**{a.name: map_stored(a.given, fill) for a in call.arguments})
+        wanted = "; or ".join(
+            ", ".join(name for name, _ in call.leaves()) or "nothing"
+            for call in self._content.calls
+        )
+        raise TypeError(f"{self.name}: it takes {wanted}; got {', '.join(values) or 'nothing'}")
+
     def _run(self, k: int, given: _Given) -> Any:
         step = self._step(k)
         arguments = Arguments(given.tensors(step.capture.written_params))
@@ -211,7 +228,10 @@ class ExportedStep:
             plan = linked(call, content.targets, content.strict)
             recipe: Any = _Results(call, self._tensors)
             template, holders = _template(call.result), Holders(self._tensors)
-            replay: Any = Replay(plan, [self._tensors[number].uop for number in call.state])
+            outputs = [Slot(o.dtype, o.shape, "", "fresh") for o in call.outputs]
+            placed = {n: o.param for n, o in enumerate(call.outputs) if o.param is not None}
+            bound = [self._tensors[number].uop for number in call.state]
+            replay: Any = Replay(plan, bound, outputs, placed, call.spent)
             step = self._steps[k] = CapturedStep(replay, recipe, template, holders, ((), {}))
         return step
 

@@ -37,6 +37,7 @@ __all__ = [
     "StoredCall",
     "StoredCopy",
     "StoredKernel",
+    "StoredOutput",
     "StoredResult",
     "StoredValue",
     "TensorLeaf",
@@ -120,9 +121,9 @@ Moves = tuple[tuple[Ops, DType, Any], ...]
 
 
 class StoredValue(NamedTuple):
-    """A value that a call returns: movement over the n-th of what is made, or over a constant."""
+    """A value that a call returns: movement over the n-th output, or over a constant."""
 
-    fresh: int | None
+    output: int | None
     constant: float
     dtype: DType  # of what the movement is over
     moves: Moves
@@ -138,13 +139,22 @@ class StoredResult(NamedTuple):
     requires_grad: bool | None
 
 
+class StoredOutput(NamedTuple):
+    """Memory that a call returns: the next fresh cell, or that of a parameter which is spent."""
+
+    shape: tuple[int, ...]
+    dtype: DType
+    param: int | None
+
+
 class StoredCall(NamedTuple):
     """A captured call.
 
     `result` is a structure with a ResultLeaf for each of the `results`. `state` says of each bound
     cell which state it is. `numbers` are the names of the values that a call gives, `draws` the
     random keys that it takes (device, words), then come `constants`: this is the order in which
-    values are numbered.
+    values are numbered. `outputs` is the memory of what is returned, which `values` are views of;
+    the parameters in `spent` are used up.
     """
 
     arguments: tuple[Argument, ...]
@@ -157,6 +167,8 @@ class StoredCall(NamedTuple):
     draws: tuple[tuple[str, int], ...]
     constants: tuple[float, ...]
     state: tuple[int, ...]
+    outputs: tuple[StoredOutput, ...]
+    spent: tuple[int, ...]
 
     def leaves(self) -> list[tuple[str, TensorLeaf | NumberLeaf]]:
         """What a call is given, by name: `x`, `batch.0`, `batch.label`."""
@@ -227,13 +239,19 @@ def map_stored(
     return made
 
 
-def each_leaf(structure: Any, path: str, visit: Callable[[Any, str], None]) -> None:
-    """Call `visit(leaf, path)` for each leaf of a structure."""
-    if isinstance(structure, LEAVES):
-        visit(structure, path)
+def each_leaf(
+    x: Any,
+    path: str,
+    visit: Callable[[Any, str], None],
+    leaves: tuple[type, ...] | type = LEAVES,
+) -> None:
+    """Call `visit(leaf, path)` for each leaf of a structure: `x`, `batch.0`, `batch.label`."""
+    items = None if isinstance(x, leaves) else children(x)
+    if items is None:
+        visit(x, path)
         return
-    for key, item in children(structure) or ():
-        each_leaf(item, f"{path}.{key}" if path else str(key), visit)
+    for key, item in items:
+        each_leaf(item, f"{path}.{key}" if path else str(key), visit, leaves)
 
 
 def target_record(target: Target) -> list[Any]:
@@ -310,6 +328,7 @@ def check_call(call: StoredCall, state: Sequence[Slot]) -> None:
     """
     _check_cells(call, state)
     _Steps(call).check()
+    _check_outputs(call)
     _check_results(call, state)
 
 
@@ -476,20 +495,42 @@ class _Steps:
             _refuse(is_float or low <= value <= high, f"{what} {value} is not from {low} to {high}")
 
 
+def _check_outputs(call: StoredCall) -> None:
+    """What is returned is the fresh memory, in order, and memory that was given up."""
+    params = [cell for cell in call.cells if cell.role == "param"]
+    fresh = iter([cell for cell in call.cells if cell.role == "fresh"])
+    spent = set(call.spent)
+    _refuse(spent <= set(range(len(params))), "it uses up what it is not given")
+    placed: list[int] = []
+    for output in call.outputs:
+        if output.param is None:
+            cell = next(fresh, None)
+        else:
+            _refuse(output.param in spent, "it returns what it is given")
+            placed.append(output.param)
+            cell = params[output.param]
+        _refuse(
+            cell is not None
+            and math.prod(cell.shape) == math.prod(output.shape)
+            and cell.dtype is output.dtype,
+            "it returns memory of another size",
+        )
+    _refuse(next(fresh, None) is None and len(set(placed)) == len(placed), "memory is left over")
+
+
 def result_views(call: StoredCall, state: Sequence[Slot]) -> list[UOp]:
     """What each result is a view of, over stand-ins for memory: its shape and dtype.
 
     ExportError if one is a view of what is not there.
     """
-    fresh = [cell for cell in call.cells if cell.role == "fresh"]
     values: list[UOp] = []
     for value in call.values:
         base = UOp.const(0, value.dtype)
-        if value.fresh is not None:
-            _refuse(0 <= value.fresh < len(fresh), "it returns what it does not compute")
-            cell = fresh[value.fresh]
-            _refuse(cell.dtype is value.dtype, "a result is of another dtype")
-            base = UOp.placeholder(cell.shape, cell.dtype, 0)
+        if value.output is not None:
+            _refuse(0 <= value.output < len(call.outputs), "it returns what it does not compute")
+            output = call.outputs[value.output]
+            _refuse(output.dtype is value.dtype, "a result is of another dtype")
+            base = UOp.placeholder(output.shape, output.dtype, 0)
         values.append(_view(value.moves, base))
     views: list[UOp] = []
     for result in call.results:
