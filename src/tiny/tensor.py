@@ -35,7 +35,7 @@ from tiny.mixin.sizes import (
 )
 from tiny.storage import VIEWS, View, copied, live_views, memory_below, opened, realize
 from tiny.uop.ops import Ops, UOp, sym_infer
-from tiny.uop.runtime import runtime
+from tiny.uop.runtime import refuse_reading, runtime
 
 if TYPE_CHECKING:
     import numpy as np
@@ -713,6 +713,7 @@ class Tensor(View, CastsMixin):
 
         Of a symbolic shape: a BUFFER of the upper bounds, at the front of which they are.
         """
+        refuse_reading()
         self.realize()
         node = self.uop
         if not all_int(self.shape):
@@ -876,6 +877,8 @@ class Tensor(View, CastsMixin):
     def __len__(self) -> int:
         if not self.shape:
             raise TypeError("a Tensor of shape () has no length")
+        if not isinstance(self.shape[0], int):
+            refuse_reading()
         return self._sizes_now()[0]
 
     def __iter__(self) -> Any:

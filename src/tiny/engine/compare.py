@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -36,6 +37,7 @@ class _Witness:
     def __init__(self) -> None:
         self.token = object()
         self.before: dict[Storage, Array] = {}
+        self._written: list[weakref.ref[Any]] = []
 
     def __enter__(self) -> _Witness:
         recorders[threading.get_ident()] = self
@@ -46,8 +48,14 @@ class _Witness:
 
     def wrote(self, storage: Any) -> None:
         """A write is pending, so memory still has what was there before."""
+        self._written.append(weakref.ref(storage))
         if storage.maker is not self.token and storage not in self.before:
             self.before[storage] = _buffer_below(storage).numpy()
+
+    @property
+    def written(self) -> list[Any]:
+        """The storages written to that are still there."""
+        return [s for s in (found() for found in self._written) if s is not None]
 
     def made(self, node: UOp) -> None:
         """Nothing: a plain run makes what it wants."""
@@ -111,7 +119,7 @@ def run_both(
     with _Witness() as witness:
         result = function(*args, **kwargs)
         tensors = [x for _, x in leaves(result) if isinstance(x, Tensor) and not is_number(x)]
-        realize_step(tensors, witness.before)
+        realize_step(tensors, witness.written)
     for theirs, mine in zip(given, call.tensors, strict=True):
         mine.grad = theirs.grad
     names = _names(reader, layout, args, kwargs)

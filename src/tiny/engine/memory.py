@@ -14,7 +14,7 @@ from tiny.dtype import DType, _from_np_dtype, _to_np_dtype
 from tiny.engine.realize import check_dtype, compile_linear
 from tiny.schedule import create_schedule
 from tiny.uop.ops import BufferArg, GroupOp, Ops, UOp
-from tiny.uop.runtime import Announce, JitError, recorder
+from tiny.uop.runtime import Announce, JitError, recorder, refuse_reading
 
 __all__ = ["DeviceRuntime", "Stale", "buffer_node", "buffer_of"]
 
@@ -65,7 +65,7 @@ class DeviceRuntime:
 
     def to_host(self, node: UOp) -> np.ndarray[Any, Any]:
         """A copy of the contents of a realised BUFFER or of a movement over one."""
-        _refuse_reading()
+        refuse_reading()
         return self._in_order(node).numpy().reshape(node.shape)
 
     def host_view(self, node: UOp) -> memoryview:
@@ -73,7 +73,7 @@ class DeviceRuntime:
 
         BufferError if it is on a device whose memory the host cannot reach.
         """
-        _refuse_reading()
+        refuse_reading()
         buffer = self._in_order(node, copy=False)
         device = Device[buffer.device]
         device.synchronize()
@@ -158,15 +158,6 @@ class DeviceRuntime:
 
 def _reshaped(node: UOp, shape: tuple[int, ...]) -> UOp:
     return node if node.shape == shape else UOp(Ops.RESHAPE, node.dtype, (node,), shape)
-
-
-def _refuse_reading() -> None:
-    if (watching := recorder()) is not None:
-        watching.refuse(
-            "a value was read while the step was captured (numpy, item, tolist, data): a replay "
-            "runs no Python, so it would use this value for ever; return the tensor, and read it "
-            "outside"
-        )
 
 
 class Stale:

@@ -138,6 +138,16 @@ class Recorder(Protocol):
         ...
 
 
+def refuse_reading() -> None:
+    """JitError if this thread captures a step: a replay does not read what was read."""
+    if (watching := recorder()) is not None:
+        watching.refuse(
+            "a value was read while the step was captured (numpy, item, tolist, data, or the length "
+            "of a symbolic size): a replay runs no Python, so it would use this value for ever; "
+            "return the tensor, and read it outside"
+        )
+
+
 recorders: dict[int, Recorder] = {}  # by thread: empty unless something is captured
 
 
