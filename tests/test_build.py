@@ -1,6 +1,7 @@
 """The quick ways of operations give the nodes of the general ones, or leave it to them."""
 
 import math
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -24,14 +25,20 @@ DTYPES = (
     dtypes.uint64,
     dtypes.bool,
 )
+N = UOp.variable("n", 1, 5).bind(3)
+M = UOp.variable("m", 1, 4).bind(2)
 SHAPES = ((), (1,), (3,), (2, 3), (2, 1), (1, 3), (4, 1, 3), (0, 3), (5,))
 
 
-def tensor(shape: tuple[int, ...], dtype: object) -> Tensor:
+SYMBOLIC = ((N,), (1, N), (2, N), (M, N), (M, 1), (N, M), (M, 1, N), (1, 3, N))
+
+
+def tensor(shape: tuple[Any, ...], dtype: Any) -> Tensor:
     return Tensor.empty(*shape, dtype=dtype)
 
 
-operands = st.builds(tensor, st.sampled_from(SHAPES), st.sampled_from(DTYPES))
+shapes = st.sampled_from(SHAPES) | st.sampled_from(SYMBOLIC)
+operands = st.builds(tensor, shapes, st.sampled_from(DTYPES))
 
 
 def result(function, *args):
@@ -53,7 +60,7 @@ def test_binary_operations_are_those_of_the_general_way(op, x, y, reverse):
 
 @settings(max_examples=examples(2000, 200))
 @given(
-    st.builds(tensor, st.sampled_from(SHAPES), st.sampled_from((dtypes.bool, dtypes.int32))),
+    st.builds(tensor, shapes, st.sampled_from((dtypes.bool, dtypes.int32))),
     operands | st.sampled_from(NUMBERS),
     operands | st.sampled_from(NUMBERS),
 )
@@ -71,6 +78,15 @@ def test_the_quick_way_is_taken_where_nothing_is_special():
     assert build.binary(Ops.SUB, x.uop, 2, True) is (2 - x).uop
     condition = (x < 0).uop
     assert build.select(condition, x.uop, 0.0) is (x < 0).where(x, 0.0).uop
+
+
+def test_the_quick_way_is_taken_where_symbolic_sizes_are_one():
+    x, y = tensor((2, N), dtypes.float32), tensor((N,), dtypes.float32)
+    assert build.binary(Ops.ADD, x.uop, y.uop, False).shape == (2, N)
+    assert build.broadcast_to(y.uop, (M, N)).shape == (M, N)
+    assert build.reshape(x.uop, (2, 1, N, 1)).shape == (2, 1, N, 1)
+    assert build.reshape(x.uop, (N, 2)) is None
+    assert build.binary(Ops.ADD, x.uop, tensor((M,), dtypes.float32).uop, False) is None
 
 
 def test_operands_that_need_thought_are_left_to_the_general_way():
@@ -179,17 +195,23 @@ def test_pad_takes_what_grows(margins, expected):
     assert (found if found is None else found.shape) == expected
 
 
-sizes = st.integers(-2, 4) | st.none()
-pairs = st.none() | st.tuples(st.integers(-1, 4), st.integers(-1, 4)) | st.integers(0, 1)
+sizes = st.integers(-2, 4) | st.none() | st.sampled_from((N, M))
+ends = st.integers(-1, 4) | st.just(N)
+pairs = st.none() | st.tuples(ends, ends) | st.integers(0, 1)
 movements = (
     st.tuples(st.sampled_from(("reshape", "expand")), st.lists(sizes, max_size=4).map(tuple))
     | st.tuples(st.just("permute"), st.lists(st.integers(-4, 4), max_size=3).map(tuple))
     | st.tuples(st.sampled_from(("shrink", "pad")), st.lists(pairs, max_size=3))
 )
 
+# as layers make them: the shape of an operand with dimensions of size 1 put in
+around_ones = st.builds(
+    lambda shape, at: ("reshape", (*shape[:at], 1, *shape[at:])), shapes, st.integers(0, 3)
+)
+
 
 @settings(max_examples=examples(5000, 500))
-@given(operands | st.sampled_from((1.5, 2)).map(Tensor), movements)
+@given(operands | st.sampled_from((1.5, 2)).map(Tensor), movements | around_ones)
 def test_movements_are_those_of_the_general_way(x, movement):
     name, arg = movement
     moved = result(getattr(x, name), arg)

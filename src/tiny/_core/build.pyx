@@ -1,9 +1,9 @@
 """Operations of tensors as nodes: operands promoted and broadcast, sizes checked.
 
-The quick way for what nearly all operations are: operands of one dtype or a Python number, static
-sizes, nothing wrong. Everything else (weak and mixed dtypes, symbolic sizes, errors to explain)
-gives None, and the caller goes the general way. Where these functions give a node, it is the one
-that the general way makes.
+The quick way for what nearly all operations are: operands of one dtype or a Python number, sizes
+that need no proof, nothing wrong. Everything else (weak and mixed dtypes, most symbolic sizes,
+errors to explain) gives None, and the caller goes the general way. Where these functions give a
+node, it is the one that the general way makes.
 """
 
 from cpython.bool cimport PyBool_Check
@@ -66,15 +66,25 @@ cdef inline Node as_node(object x):
     return <Node>x if isinstance(x, Node) else None
 
 
+cdef inline bint same_size(PyObject *x, PyObject *y) except -1:
+    """Whether two sizes are equal: symbolic ones are in their one form, so they are one node."""
+    if x == y:
+        return True
+    return PyLong_CheckExact(<object>x) and PyLong_CheckExact(<object>y) and <object>x == <object>y
+
+
+cdef inline bint is_one(PyObject *size) except -1:
+    return PyLong_CheckExact(<object>size) and <object>size == 1
+
+
 cdef object common_shape(object a, object b):
-    """The shape to which two static ones broadcast; None if there is none."""
+    """The shape to which two broadcast; None if there is none, or that needs a proof."""
     cdef Py_ssize_t i, n, lead
     cdef PyObject *x
     cdef PyObject *y
-    cdef PyObject *size
     if a is b or length_of(<PyObject *>b) == 0:
         return a
-    if length_of(<PyObject *>a) == 0 or a == b:
+    if length_of(<PyObject *>a) == 0:
         return b
     if length_of(<PyObject *>a) < length_of(<PyObject *>b):
         a, b = b, a
@@ -83,34 +93,56 @@ cdef object common_shape(object a, object b):
     cdef tuple shape = PyTuple_New(n)
     for i in range(n):
         x = borrowed_item(<PyObject *>a, i)
-        if not PyLong_CheckExact(<object>x):
-            return None
-        size = x
         if i >= lead:
             y = borrowed_item(<PyObject *>b, i - lead)
-            if not PyLong_CheckExact(<object>y):
+            if is_one(x):
+                x = y
+            elif not is_one(y) and not same_size(x, y):
                 return None
-            if <object>x == 1:
-                size = y
-            elif <object>y != 1 and <object>x != <object>y:
-                return None
-        Py_INCREF(<object>size)
-        PyTuple_SET_ITEM(shape, i, <object>size)
+        Py_INCREF(<object>x)
+        PyTuple_SET_ITEM(shape, i, <object>x)
     return shape
 
 
-cdef Node spread(Node x, object shape):
+cdef bint same_shape(object a, object b) except -1:
+    cdef Py_ssize_t i, n = length_of(<PyObject *>a)
+    if a is b:
+        return True
+    if n != length_of(<PyObject *>b):
+        return False
+    for i in range(n):
+        if not same_size(borrowed_item(<PyObject *>a, i), borrowed_item(<PyObject *>b, i)):
+            return False
+    return True
+
+
+cdef Node resized(int op, Node x, tuple shape):
+    """RESHAPE or EXPAND to a shape: its symbolic sizes are sources, None in the arg."""
+    cdef Py_ssize_t i, n = length_of(<PyObject *>shape)
+    cdef list src = None, arg = None
+    for i in range(n):
+        if not PyLong_CheckExact(shape[i]):
+            if src is None:
+                src, arg = [x], list(shape)
+            src.append(shape[i])
+            arg[i] = None
+    if src is None:
+        return make(op, x.dtype, (x,), shape, None)
+    return make(op, x.dtype, tuple(src), tuple(arg), None)
+
+
+cdef Node spread(Node x, tuple shape):
     """A value in a shape that it broadcasts to; a scalar fits every shape."""
     cdef object own = x.c_shape
     cdef Py_ssize_t missing = length_of(<PyObject *>shape) - length_of(<PyObject *>own)
-    if own is shape or length_of(<PyObject *>own) == 0 or own == shape:
+    if length_of(<PyObject *>own) == 0 or same_shape(own, shape):
         return x
     if missing:
         own = (1,) * missing + <tuple>own
-        x = make(OP_RESHAPE, x.dtype, (x,), own, None)
-        if own == shape:
+        x = resized(OP_RESHAPE, x, own)
+        if same_shape(own, shape):
             return x
-    return make(OP_EXPAND, x.dtype, (x,), shape, None)
+    return resized(OP_EXPAND, x, shape)
 
 
 # ---------------------------------------------------------------- elementwise
@@ -133,7 +165,7 @@ def binary(int op, Node a not None, other, bint reverse) -> Node | None:
     shape = common_shape(a.c_shape, b.c_shape)
     if shape is None:
         return None
-    a, b = spread(a, shape), spread(b, shape)
+    a, b = spread(a, <tuple>shape), spread(b, <tuple>shape)
     if reverse:
         a, b = b, a
     return make2(op, types.BOOL if compares else dtype, a, b)
@@ -160,7 +192,8 @@ def select(Node condition not None, x, y) -> Node | None:
     shape = None if shape is None else common_shape(shape, b.c_shape)
     if shape is None:
         return None
-    return make3(OP_WHERE, dtype, spread(condition, shape), spread(a, shape), spread(b, shape))
+    return make3(OP_WHERE, dtype, spread(condition, <tuple>shape), spread(a, <tuple>shape),
+                 spread(b, <tuple>shape))
 
 
 # ---------------------------------------------------------------- movement
@@ -183,21 +216,47 @@ cdef int64_t product(object shape) except -2:
     return 0 if empty else -1 if large else total
 
 
+cdef bint differ_in_ones(object a, object b) except -1:
+    """Whether two shapes are equal but for dimensions of size 1."""
+    cdef Py_ssize_t i = 0, j = 0, n = length_of(<PyObject *>a), m = length_of(<PyObject *>b)
+    while True:
+        while i < n and is_one(borrowed_item(<PyObject *>a, i)):
+            i += 1
+        while j < m and is_one(borrowed_item(<PyObject *>b, j)):
+            j += 1
+        if i == n or j == m:
+            return i == n and j == m
+        if not same_size(borrowed_item(<PyObject *>a, i), borrowed_item(<PyObject *>b, j)):
+            return False
+        i += 1
+        j += 1
+
+
 def reshape(Node x not None, tuple asked not None) -> Node | None:
-    """The same elements in another shape, all of whose sizes are given, or all but one (-1)."""
+    """The same elements in another shape, all of whose sizes are given, or all but one (-1).
+
+    Of symbolic sizes only dimensions of size 1 may come or go.
+    """
     cdef object own = x.c_shape
     cdef int64_t total, rest
     cdef Py_ssize_t i, unknown = -1
+    cdef bint symbolic = False
     if own is None or not is_strong(x.dtype):
         return None
     for i in range(length_of(<PyObject *>asked)):
         size = asked[i]
         if not PyLong_CheckExact(size):
-            return None
-        if size == -1:
+            if not isinstance(size, Node):
+                return None
+            symbolic = True
+        elif size == -1:
             if unknown >= 0:
                 return None
             unknown = i
+    if symbolic:
+        if unknown >= 0 or not differ_in_ones(own, asked):
+            return None
+        return x if same_shape(own, asked) else resized(OP_RESHAPE, x, asked)
     total = product(own)
     if unknown >= 0:
         rest = product(asked[:unknown] + asked[unknown + 1:])
@@ -241,16 +300,13 @@ def permute(Node x not None, tuple order not None) -> Node | None:
 
 
 def broadcast_to(Node x not None, tuple shape not None) -> Node | None:
-    """A value expanded to a static shape; not checked whether it can be."""
-    cdef Py_ssize_t n = length_of(<PyObject *>shape)
+    """A value expanded to a shape; not checked whether it can be."""
     cdef object own = x.c_shape
-    if own is None or not is_strong(x.dtype) or product(own) < 0 or product(shape) < 0:
+    if own is None or not is_strong(x.dtype):
         return None
-    if own == shape:
-        return x
-    if length_of(<PyObject *>own) and length_of(<PyObject *>own) != n:
+    if length_of(<PyObject *>own):
         return spread(x, shape)
-    return make(OP_EXPAND, x.dtype, (x,), shape, None)
+    return resized(OP_EXPAND, x, shape) if length_of(<PyObject *>shape) else x
 
 
 def expand(Node x not None, tuple asked not None) -> Node | None:
@@ -266,7 +322,7 @@ def expand(Node x not None, tuple asked not None) -> Node | None:
     shape = PyTuple_New(n)
     for i in range(n):
         size = <object>borrowed_item(<PyObject *>asked, i)
-        if not PyLong_CheckExact(size):
+        if not PyLong_CheckExact(size) or size < -1 or (size == -1 and i < lead):
             return None
         if i >= lead:
             mine = <object>borrowed_item(<PyObject *>own, i - lead)

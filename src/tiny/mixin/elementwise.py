@@ -48,6 +48,8 @@ def in_float32(
     """
 
     def wrapper(self: V, /, *args: P.args, **kwargs: P.kwargs) -> V:
+        if self.dtype is dtypes.float32:
+            return method(self, *args, **kwargs)
         x = self._as_float()
         if x.dtype.itemsize >= 4:
             return method(x, *args, **kwargs)
@@ -66,10 +68,13 @@ class ElementwiseMixin(MovementMixin):
 
     def cast(self, dtype: DTypeLike) -> Self:
         """This value as another dtype; a float becomes an integer by cutting off its fraction."""
-        to = to_dtype(dtype)
-        if to is self.dtype:
+        own = self.dtype
+        if dtype is own:
             return self
-        constant = self._retyped(to) if self.dtype in dtypes.weaks else None
+        to = to_dtype(dtype)
+        if to is own:
+            return self
+        constant = self._retyped(to) if own in dtypes.weaks else None
         return self._node(Ops.CAST, to) if constant is None else constant
 
     def bitcast(self, dtype: DTypeLike) -> Self:
@@ -131,6 +136,8 @@ class ElementwiseMixin(MovementMixin):
 
     def _as_float(self) -> Self:
         """A float of a fixed size stays as it is; anything else becomes the default float."""
+        if self.dtype.kind == "f":
+            return self
         return self.cast(strong_dtype(least_upper_float(self.dtype)))
 
     def is_floating_point(self) -> bool:
@@ -149,6 +156,8 @@ class ElementwiseMixin(MovementMixin):
 
     def _strong(self) -> Self:
         """A Python number as the default dtype of its kind; anything else as it is."""
+        if self.dtype not in dtypes.weaks:
+            return self
         return self.cast(strong_dtype(self.dtype))
 
     def _broadcast(self, shape: tuple[Any, ...]) -> Self:
@@ -222,6 +231,8 @@ class ElementwiseMixin(MovementMixin):
 
         An integer divided by zero gives zero.
         """
+        if rounding_mode is None and self.dtype.kind == "f" and isinstance(x, int | float):
+            return self._binop(Ops.FDIV, x, reverse)
         other = self._operand(x)
         if rounding_mode not in (None, "floor", "trunc"):
             raise ValueError(
