@@ -29,7 +29,7 @@ FLOORS = (
     ("engine",),
     ("nn",),
     ("bench",),
-    ("cli", "viz"),
+    ("cli", "viz", "__main__"),
 )
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 
