@@ -12,10 +12,11 @@ turns. With `jit` the step is run by the library's TinyJit. A library that takes
 
     python benchmarks/steady.py --models conv_net,decode --steps 5 --blocks 4
 
-"to launch" is the time from the step's first call to its first kernel; "Python" is the step less
-its kernels' own time; "between" is what passes from the first kernel to the last one's end, less
-their own time, a kernel. PyTorch's come from its profiler, in steps of their own, and are a
-little too long. Needs tinygrad==0.14.0 (its CPU device needs clang) and torch==2.13.0, or leave
+"to launch" is the time from the step's first call to its first kernel, and "CPU time" what the
+calling thread worked meanwhile, whatever else the machine did; "Python" is the step less its
+kernels' own time; "between" is what passes from the first kernel to the last one's end, less their
+own time, a kernel. PyTorch's come from its profiler, in steps of their own, and are a little too
+long. Needs tinygrad==0.14.0 (its CPU device needs clang) and torch==2.13.0, or leave
 them out of --libraries.
 """
 
@@ -43,8 +44,8 @@ COLUMNS = (
     "best",
     "to launch",
     "best",
+    "CPU time",
     "Python",
-    "best",
     "kernels",
     "own time",
     "between",
@@ -88,6 +89,14 @@ class Watch:
         self.kernels = 0
         self.own = 0.0
         self.first = self.last = float("nan")
+        self.worked: float | None = None
+        self._worked_before = time.thread_time()
+
+    def start(self) -> float:
+        """Kernels are about to run; the time."""
+        if self.worked is None:
+            self.worked = time.thread_time() - self._worked_before
+        return time.perf_counter()
 
     def saw(self, begin: float, end: float, own: float, kernels: int = 1) -> None:
         """Some kernels ran between two times, and for `own` seconds by themselves."""
@@ -99,13 +108,14 @@ class Watch:
 
     def figures(self, begin: float, end: float) -> dict[str, float]:
         """What is shown of a step between two times."""
-        return {
+        found = {
             "launch": self.first - begin,
             "python": end - begin - self.own,
             "own": self.own,
             "kernels": self.kernels,
             "between": (self.last - self.first - self.own) / max(self.kernels, 1),
         }
+        return found if self.worked is None else {**found, "worked": self.worked}
 
 
 def watch_tiny(watched: list[Watch]) -> None:
@@ -122,7 +132,7 @@ def watch_tiny(watched: list[Watch]) -> None:
             return getattr(self._replay, name)
 
         def __call__(self, memory: Any, values: Any = (), _: bool = False, *rest: Any) -> None:
-            begin = time.perf_counter()
+            begin = watched[0].start()
             times = self._replay(memory, values, True, *rest)
             watched[0].saw(begin, time.perf_counter(), sum(times), len(times))
 
@@ -136,7 +146,7 @@ def watch_tinygrad(watched: list[Watch]) -> None:
     run = CPUProgram.__call__
 
     def timed(self: Any, *args: Any, **kwargs: Any) -> Any:
-        begin = time.perf_counter()
+        begin = watched[0].start()
         result = run(self, *args, **kwargs)
         end = time.perf_counter()
         watched[0].saw(begin, end, end - begin)
@@ -262,9 +272,9 @@ def summary(run: Run) -> dict[str, Any]:
         return {"failed": run.failed}
     steady = run.results[WARM:]
     found: dict[str, Any] = {"first": run.results[0]["seconds"], "result": steady[-1]["result"]}
-    for name in ("seconds", "launch", "python", "own", "kernels", "between"):
-        samples = [r[name] for r in steady if name in r]
-        found[name], found[f"best {name}"] = statistics.median(samples), min(samples)
+    for name in ("seconds", "launch", "worked", "python", "own", "kernels", "between"):
+        if samples := [r[name] for r in steady if name in r]:  # PyTorch's: not all, and not in all
+            found[name], found[f"best {name}"] = statistics.median(samples), min(samples)
     return found
 
 
@@ -274,7 +284,9 @@ def print_model(title: str, found: dict[str, dict[str, Any]], notes: list[str]) 
     for library, figures in found.items():
         if "failed" in figures:
             late = "did not answer" in figures["failed"]
-            rows.append((library, "over the limit" if late else "failed", *["–"] * 10))
+            rows.append(
+                (library, "over the limit" if late else "failed", *["–"] * (len(COLUMNS) - 2))
+            )
             continue
         text = {k: time_text(1e9 * v) for k, v in figures.items() if k != "result"}
         rows.append(
@@ -285,8 +297,8 @@ def print_model(title: str, found: dict[str, dict[str, Any]], notes: list[str]) 
                 text["best seconds"],
                 text["launch"],
                 text["best launch"],
+                text.get("worked", "–"),
                 text["python"],
-                text["best python"],
                 f"{figures['kernels']:.0f}",
                 text["own"],
                 text["between"],
