@@ -123,18 +123,20 @@ class _Choice:
             axis = kernel.axes[number]
             if axis.lanes > 1:
                 continue
-            if axis.size is None or axis.step > 1:
+            if axis.step > 1:
                 return
-            whole = axis.size <= 9 and steps * axis.size * body <= SMALL_BODY * 2
-            some = [n for n in (4, 3, 2) if axis.size % n == 0 or axis.size >= 8 * n]
+            size = self.sizes[number]
+            divides = axis.size or 1  # not, if it is known only at run time
+            whole = axis.size is not None and size <= 9 and steps * size * body <= SMALL_BODY * 2
+            some = [n for n in (4, 3, 2) if divides % n == 0 or size >= 8 * n]
             some = [n for n in some if n <= most and steps * n * body <= SMALL_BODY]
-            n = axis.size if whole else next(iter(some), 1)
+            n = size if whole else next(iter(some), 1)
             if copies + self.kept(kernel, nest, number, n) > registers_of(kernel.target) - 4:
                 return
             if n == 1 or not _try(kernel, Opt(OptOps.UNROLL, number - kernel.first_reduce, n)):
                 return
             steps *= n
-            if n < axis.size or steps >= STEPS or copies >= ENOUGH_COPIES:
+            if n < size or steps >= STEPS or copies >= ENOUGH_COPIES:
                 return
 
     def kept(self, kernel: SplitKernel, nest: Nest, number: int, steps: int) -> int:

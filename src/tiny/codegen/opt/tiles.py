@@ -117,9 +117,10 @@ class Tiles:
         """Lanes that an axis can have: whole vectors, the last one with idle lanes if need be.
 
         Parts of a vector are powers of two: others are taken apart by the compiler, one by one.
+        A size that is known only at run time counts as its largest.
         """
-        axis, full = kernel.axes[number], self.full[number]
-        if axis.size is None or axis.step > 1 or axis.size < 2:
+        axis, full, size = kernel.axes[number], self.full[number], self.sizes[number]
+        if axis.step > 1 or size < 2:
             return []
         must_divide = kernel.is_in_place and not axis.is_reduce and not self.has_masks
         # a sum of rows, each far from the last
@@ -128,16 +129,15 @@ class Tiles:
         counts = [
             v * full
             for v in (*VECTORS, *more)
-            if v * full <= axis.size or (self.has_masks and (v - 1) * full < axis.size)
+            if v * full <= size or (self.has_masks and (v - 1) * full < size)
         ]
-        size = axis.size
         parts = [
             n for n in (8, 4, 2) if n < full and (n <= size or (self.has_masks and n < 2 * size))
         ]
         if size <= full // 2:
             counts = [n for n in counts if n <= size]
         counts += parts
-        counts = [n for n in counts if not (must_divide and size % n)]
+        counts = [n for n in counts if not (must_divide and (size % n or axis.size is None))]
         # least waste first, then widest
         return sorted(counts, key=lambda n: (-(-size // n) * max(n, full), -n))
 
@@ -169,9 +169,8 @@ class Tiles:
 
     def row_counts(self, nest: Nest, kernel: SplitKernel, tile: Tile, number: int) -> list[int]:
         """How many rows there may be: as many as registers hold, or few less without waste."""
-        axis = kernel.axes[number]
-        size = axis.size
-        if size is None or axis.step > 1 or size < 2:
+        axis, size = kernel.axes[number], self.sizes[number]
+        if axis.step > 1 or size < 2:
             return []
         if not nest.sums:
             return [n for n in (TRANSPOSED_ROWS,) if n <= size]
@@ -180,5 +179,5 @@ class Tiles:
         # the largest of those that cover the axis in as many tiles
         counts = {-(-size // -(-size // n)) for n in range(max(2, most // 2), most + 1)}
         if kernel.is_in_place:
-            counts = {n for n in counts if size % n == 0}
+            counts = {n for n in counts if axis.size is not None and size % n == 0}
         return sorted(counts, reverse=True)[:4]
