@@ -107,6 +107,7 @@ class Allocator(ABC, Generic[Memory]):
     """
 
     max_kept_nbytes: ClassVar[int] = 1 << 30
+    keeps_contents: ClassVar[bool] = True  # what was written can be read
 
     def __init__(self, device: str) -> None:
         self.device = device

@@ -304,7 +304,8 @@ cdef class Pool:
 def publish(settings) -> None:
     """Set attributes, or items of dicts, that (object, name, value) say, all or none.
 
-    No Python code comes between them, if the attributes are slots.
+    Without a name the object is called, and what it returns is appended to the value, a list. No
+    Python code comes between them, if the attributes are slots and what is called is native.
     """
     _publish(settings if type(settings) is list else list(settings))
 
@@ -312,7 +313,9 @@ def publish(settings) -> None:
 cdef int _publish(list settings) except -1:
     cdef object to, name, value
     for to, name, value in settings:
-        if type(to) is dict:
+        if name is None:
+            (<list?>value).append(to())
+        elif type(to) is dict:
             (<dict>to)[name] = value
         else:
             setattr(to, name, value)

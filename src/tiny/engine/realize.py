@@ -271,7 +271,7 @@ class StepList:
         try:
             for k in sorted({k for step in self.steps for k in step.written}):
                 slot = self._slots[k]
-                if isinstance(slot, Slot):
+                if isinstance(slot, Slot) and Device[slot.device].allocator.keeps_contents:
                     device, kept = Device[slot.device], bytearray(slot.nbytes)
                     device.synchronize()
                     device.allocator._copyout(memoryview(kept), memory[k])

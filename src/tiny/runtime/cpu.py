@@ -338,7 +338,7 @@ class MachineCode:
             self.code = builder.link(self.linker, f"{name}.{number}")
             self.addresses: tuple[int, ...] = tuple(self.code[symbol] for symbol in symbols)
 
-    def __del__(self) -> None:
-        with _llvm_lock:
+    def __del__(self, lock: Any = _llvm_lock) -> None:  # globals are gone before the last kernel
+        with lock:
             self.__dict__.pop("code", None)  # before the linker
             self.__dict__.pop("linker", None)

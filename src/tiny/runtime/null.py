@@ -14,6 +14,8 @@ __all__ = ["NULLDevice"]
 class NullAllocator(Allocator[int]):
     """Memory that is only counted: a piece is its size."""
 
+    keeps_contents = False
+
     def _alloc(self, size: int, options: BufferSpec) -> int:
         return size
 

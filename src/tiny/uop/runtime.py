@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     import numpy as np
 
 
-# (object, name of an attribute, value) or (dict, key, value): what to set
+# (object, name of an attribute, value) or (dict, key, value): what to set; or (callable, None,
+# list): what to call, and where its result goes
 Setting = tuple[Any, Any, Any]
 # from what nodes will be in memory to what is to be set in the moment in which they are
 Announce = Callable[[dict[UOp, UOp]], list[Setting]]
@@ -120,6 +121,11 @@ class Recorder(Protocol):
 
     def wrote(self, storage: Any) -> None:
         """A write to the memory of a storage is pending."""
+        ...
+
+    @property
+    def written(self) -> list[Any]:
+        """The storages that it wrote to, as far as they are there still."""
         ...
 
     def drew(self, device: str, words: Any, name: str, key: int) -> None:
