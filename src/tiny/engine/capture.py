@@ -293,7 +293,7 @@ class Capture(Replay):
 
     `outputs` are the uids of the BUFFERs that are returned; each run makes new ones. What the step
     filled from the host is neither in `written` nor in `read`. Of the `donated` parameters those
-    are spent that are overwritten or returned. JitError if there is nothing to run.
+    are spent that are overwritten or returned.
     """
 
     def __init__(
@@ -304,10 +304,6 @@ class Capture(Replay):
         outside = {cells.of(uid) for uid in (*recording.params, *recording.bound)} - {*donated}
         fresh = [cells.of(uid) for uid in outputs]
         steps = _needed(steps, {*outside, *fresh})
-        if not steps:
-            raise JitError(
-                "the step computes nothing, so there is nothing to replay; call it without TinyJit"
-            )
         used = {k for step in steps for k in step.slots}
         written = {k for step in steps for k in step.written}
         bound = {cells.of(uid): node for uid, node in recording.bound.items()}

@@ -36,6 +36,7 @@ from tiny.uop.ops import Ops, UOp, VarArg
 from tiny.uop.runtime import JitError
 
 __all__ = [
+    "PLAIN",
     "Call",
     "Layout",
     "Reader",
@@ -55,7 +56,7 @@ _SETTINGS = (TRAINING, DEFAULT_FLOAT, DEFAULT_INT, DEV, NOOPT, STRICT_REDUCE, NO
 _last_read = threading.local()  # their values in each thread, as of which number of changes
 
 _EXACT = frozenset({bool, int, str, bytes, type(None), type(...)})  # equal means the same
-_PLAIN = (bool, int, float, complex, str, bytes, enum.Enum, np.generic, DType, type(None))
+PLAIN = (bool, int, float, complex, str, bytes, enum.Enum, np.generic, DType, type(None))
 
 
 def _settings() -> tuple[Any, ...]:
@@ -332,12 +333,12 @@ def _read_surrounding(name: str, value: Any, parts: list[Any]) -> None:
         parts.append((name, kind, value))
     elif isinstance(value, Tensor):  # which one; its death is noticed
         parts.append((name, id(value)))
-    elif isinstance(value, _PLAIN) or _is_plain_tuple(value):
+    elif isinstance(value, PLAIN) or _is_plain_tuple(value):
         parts.append((name, *plain(value)))
 
 
 def _is_plain_tuple(x: Any) -> bool:
-    return type(x) is tuple and all(isinstance(v, _PLAIN) or _is_plain_tuple(v) for v in x)
+    return type(x) is tuple and all(isinstance(v, PLAIN) or _is_plain_tuple(v) for v in x)
 
 
 def _global_names(code: types.CodeType) -> set[str]:
@@ -398,7 +399,18 @@ class Reader:
     def read(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], paths: list[str] | None = None
     ) -> Call:
-        """What a call is told apart by; `paths` gets where each part comes from."""
+        """What a call is told apart by; `paths` gets where each part comes from.
+
+        JitError names an argument that can not be told apart from others.
+        """
+        try:
+            return self._read(args, kwargs, paths)
+        except JitError:
+            if paths is None:
+                self._read(args, kwargs, [])  # which says where it is
+            raise
+
+    def _read(self, args: tuple[Any, ...], kwargs: dict[str, Any], paths: list[str] | None) -> Call:
         found = _Parts([_settings()], paths)
         if paths is not None:
             paths.append("settings")
@@ -445,7 +457,8 @@ class Reader:
 
     def _new_layout(self, count: int, names: tuple[str, ...]) -> Layout:
         as_given: Layout = [(str(k), k) for k in range(count)]
-        as_given += [(name, name) for name in sorted(names)]
+        as_given.append(_named(names))
+        as_given += [(name, name) for name in names]
         try:
             signature = inspect.signature(self._function)
             places = [*range(-self._skip, 0), *range(count)]
@@ -458,14 +471,22 @@ class Reader:
             given: Any = bound.arguments.get(name, parameter)
             if kind is parameter.VAR_POSITIONAL:
                 given = () if given is parameter else given
+                found.append(_named(tuple([f"{name}[{k}]" for k in range(len(given))])))
                 found += [(f"{name}[{k}]", place) for k, place in enumerate(given) if place >= 0]
             elif kind is parameter.VAR_KEYWORD:
-                found += [(n, n) for n in (() if given is parameter else given)]
+                given = () if given is parameter else tuple(given)
+                found.append(_named(given))  # in this order: the function can see it
+                found += [(n, n) for n in given]
             elif given is parameter:
                 found.append((name, _default_of(parameter.default)))
             elif not isinstance(given, int) or given >= 0:
                 found.append((name, given))
         return found
+
+
+def _named(names: tuple[str, ...]) -> tuple[str, _Default]:
+    """A part of signatures that says what follows."""
+    return "the names of arguments", _Default(names)
 
 
 def _base_name(name: str) -> str:
@@ -498,7 +519,7 @@ def _default_of(value: Any) -> _Default:
     """As if it had been given, if nothing can change it; so `f(x)` is `f(x, 1)` where n=1."""
     if type(value) in _EXACT:
         return _Default((type(value), value))
-    if isinstance(value, _PLAIN) or _is_plain_tuple(value):
+    if isinstance(value, PLAIN) or _is_plain_tuple(value):
         parts = _Parts([])
         parts.read(value)
         return _Default(parts.parts[0] if len(parts.parts) == 1 else ("default", *parts.parts))

@@ -23,6 +23,7 @@ from tiny.engine.holders import Holders, Recipe, alias, made_by, realize_step, r
 from tiny.engine.memory import Stale, buffer_node
 from tiny.engine.replay import HERE, Arguments, CapturedStep, Given, Owner, check_sharing, copy_of
 from tiny.engine.signature import (
+    PLAIN,
     Call,
     Layout,
     is_input,
@@ -56,6 +57,10 @@ def capture_step(
     recording, outputs = traced.recording, traced.outputs
     recipe = Recipe([*outputs, *[g for _, g in traced.gradients]], recording.token)
     _check_results(recipe, recording, traced.donated)
+    if not recording.runs and not outputs:
+        raise JitError(
+            "the step computes nothing, so there is nothing to replay; call it without TinyJit"
+        )
     capture = Capture(recording, [base.arg.uid for base in recipe.bases], traced.donated)
     recipe.let_go()
     check_sharing(traced.arguments, capture)
@@ -136,7 +141,12 @@ class _Traced:
         def mark(x: Any) -> Any:
             if isinstance(x, UOp):
                 return x.unbind_all()[0]
-            return next(given) if isinstance(x, Tensor) else x
+            if isinstance(x, Tensor):
+                return next(given)
+            try:  # an object may die, as far as this is concerned
+                return x if isinstance(x, PLAIN) else weakref.ref(x)
+            except TypeError:
+                return x
 
         replaced = map_arguments(layout, args, kwargs, stand_in)
         given = iter(marks)
