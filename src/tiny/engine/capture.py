@@ -277,12 +277,12 @@ class Replay:
     def run(self, params: Sequence[Any], numbers: Sequence[float]) -> list[Buffer]:
         """Run the steps on the memory of the parameters; the buffers of what is returned."""
         made = [Buffer(s.device, math.prod(s.shape), s.dtype) for s in self.fresh]
+        memory = (*params, *[b.memory for b in made], *self._memory)  # or nothing is drawn
         named = dict(zip(self.plan.numbers, numbers, strict=True))
         keys = [
             random.generator(device).draw(sym_infer(words, named))
             for device, words in self.plan.draws
         ]
-        memory = (*params, *[b.memory for b in made], *self._memory)
         with self._lock:
             self._steps(memory, (*numbers, *keys, *self.plan.constants))
         return made
