@@ -36,6 +36,7 @@ from tiny.engine.flat import (
     shape_of,
     unflatten,
 )
+from tiny.engine.signature import is_number
 from tiny.engine.stored import (
     Argument,
     Content,
@@ -54,6 +55,7 @@ from tiny.engine.stored import (
 )
 from tiny.helpers import VERSION
 from tiny.schedule import Slot
+from tiny.tensor import Tensor
 from tiny.uop.ops import GroupOp, Ops, UOp
 
 __all__ = ["FORMAT", "read_file", "write_file"]
@@ -187,6 +189,8 @@ def _plain_leaves(x: Any) -> Any:
             return ["plain", value]
         if isinstance(value, DType):
             return ["dtype", value.name]
+        if isinstance(value, Tensor) and is_number(value):
+            return ["weak", _plain_number(value.uop.arg)]
         raise ExportError(
             f"it is given or returns a {type(value).__name__}, which a file does not hold; lists, "
             "tuples and dicts of tensors, numbers, strings and None are held"
@@ -510,6 +514,8 @@ def _leaves(x: Any, depth: int = 0) -> Any:
             return PlainLeaf(part)
         if kind == "dtype":
             return PlainLeaf(dtype_of(part))
+        if kind == "weak":
+            return PlainLeaf(Tensor(_number(part)))
         if kind == "list":
             return [_leaves(item, depth + 1) for item in _list(part, "a list")]
         if kind == "tuple":

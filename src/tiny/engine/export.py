@@ -11,7 +11,9 @@ caches), keeps it from call to call, and can be written to a file again.
 from __future__ import annotations
 
 import contextlib
+import inspect
 import os
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -102,7 +104,7 @@ def exported_step(jit: Captured, *, state: Mapping[str, Tensor] | None = None) -
             "is to be exported for (the second call captures)"
         )
     kept = _State(function, state or {})
-    stored = [_stored_call(step, layout, kept) for step, layout in calls]
+    stored = [_stored_call(step, layout, function, kept) for step, layout in calls]
     names, tensors = kept.named()
     devices = {cell.device for call in stored for cell in call.cells}
     content = Content(
@@ -210,7 +212,9 @@ def _slot_of(tensor: Tensor) -> Slot:
     return Slot(node.dtype, tuple(node.shape), node.arg.device, "bound")
 
 
-def _stored_call(step: CapturedStep, layout: Layout, state: _State) -> StoredCall:
+def _stored_call(
+    step: CapturedStep, layout: Layout, function: Callable[..., Any], state: _State
+) -> StoredCall:
     plan = step.capture.plan
     for device, words in plan.draws:
         if not isinstance(words, int):
@@ -226,7 +230,7 @@ def _stored_call(step: CapturedStep, layout: Layout, state: _State) -> StoredCal
 
     template = map_leaves(step.template, leaf)
     return StoredCall(
-        tuple(_stored_arguments(step, layout)),
+        tuple(_stored_arguments(step, layout, function)),
         template,
         tuple(results[: next(leaves, len(results))]),  # after them come gradients
         tuple(values),
@@ -246,7 +250,9 @@ def _stored_call(step: CapturedStep, layout: Layout, state: _State) -> StoredCal
     )
 
 
-def _stored_arguments(step: CapturedStep, layout: Layout) -> Iterator[Argument]:
+def _stored_arguments(
+    step: CapturedStep, layout: Layout, function: Callable[..., Any]
+) -> Iterator[Argument]:
     args, kwargs = step.call
     plan = step.capture.plan
     devices = [cell.device for cell in plan.cells if cell.role == "param"]
@@ -263,7 +269,7 @@ def _stored_arguments(step: CapturedStep, layout: Layout) -> Iterator[Argument]:
                 )
             return number(x.arg.name, x.dtype, x.arg.vmin, x.arg.vmax)
         if not isinstance(x, Given):
-            return PlainLeaf(x)
+            return PlainLeaf(x() if isinstance(x, weakref.ref) else x)
         if isinstance(x.parameter, str):
             if x.dtype is dtypes.weakfloat:
                 return number(x.parameter, dtypes.float64, -np.inf, np.inf)
@@ -276,11 +282,28 @@ def _stored_arguments(step: CapturedStep, layout: Layout) -> Iterator[Argument]:
         device = runtime().default_device() if x.parameter is None else devices[x.parameter]
         return TensorLeaf(x.parameter, x.shape, x.dtype, device)
 
+    parameters = _parameters(function)
     for name, source in layout:
-        if isinstance(source, int):
-            yield Argument(name, map_stored(args[source], lambda x: leaf(x, name), Given), True)  # noqa: B023
-        elif isinstance(source, str):
-            yield Argument(name, map_stored(kwargs[source], lambda x: leaf(x, name), Given), False)  # noqa: B023
+        parameter = parameters.get(name)
+        positional = isinstance(source, int) if parameter is None else parameter.kind in _POSITIONAL
+        if isinstance(source, int | str):
+            given = args[source] if isinstance(source, int) else kwargs[source]
+            given = map_stored(given, lambda x: leaf(x, name), Given)  # noqa: B023
+            yield Argument(name, given, positional)
+        elif parameter is not None and type(parameter.default) in _DEFAULTS:
+            yield Argument(name, PlainLeaf(parameter.default), positional)
+
+
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+_DEFAULTS = (bool, int, float, str, type(None))
+
+
+def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    """The parameters of a function by name; none where nobody knows them."""
+    try:
+        return inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return {}
 
 
 def _stored_results(recipe: Recipe, state: _State) -> tuple[list[StoredValue], list[StoredResult]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -112,9 +111,6 @@ class ExportedStep:
     def __init__(self, content: Content, state: Sequence[Tensor]) -> None:
         self.name = content.name
         self._content, self._tensors = content, list(state)
-        self.state: Mapping[str, Tensor] = MappingProxyType(
-            dict(zip(content.names, self._tensors, strict=True))
-        )
         self._steps: dict[int, CapturedStep] = {}
         self.signatures = tuple([_signature(call, content.slots) for call in content.calls])
 
@@ -132,6 +128,11 @@ class ExportedStep:
     def outputs(self) -> tuple[Spec, ...]:
         """The tensors that it returns (those of its first signature)."""
         return self.signatures[0].outputs
+
+    @property
+    def state(self) -> dict[str, Tensor]:
+        """The tensors that it reads and writes on its own account, by name."""
+        return dict(zip(self._content.names, self._tensors, strict=True))
 
     @property
     def written(self) -> tuple[str, ...]:
@@ -213,17 +214,16 @@ class ExportedStep:
         step = self._step(k)
         arguments = Arguments(given.tensors(step.capture.written_params))
         if not step.is_valid(arguments):
-            lost = self._lost()
-            raise ExportError(
-                f"{self.name}: the state {lost!r} was replaced by another tensor; write to it with "
-                ".assign()"
-            )
+            self._steps.clear()  # some state is another tensor's memory now
+            step = self._step(k)
+            step.is_valid(arguments)
         return step.replay(arguments, given.numbers)
 
     def _step(self, k: int) -> CapturedStep:
         """A signature, compiled when it is first wanted."""
         step = self._steps.get(k)
         if step is None:
+            self._settle()
             call, content = self._content.calls[k], self._content
             plan = linked(call, content.targets, content.strict)
             recipe: Any = _Results(call, self._tensors)
@@ -241,20 +241,21 @@ class ExportedStep:
             self._step(k)
 
     def _settle(self) -> None:
-        """Carry out writes to the state that are pending."""
+        """Carry out writes to the state that are pending. ExportError if it is no more what it
+        was."""
         if self._tensors:
             Tensor.realize(*self._tensors)
-        if (lost := self._lost()) is not None:
-            raise ExportError(f"{self.name}: the state {lost!r} was replaced by another tensor")
-
-    def _lost(self) -> str | None:
         for name, tensor, slot in zip(
             self._content.names, self._tensors, self._content.slots, strict=True
         ):
             node = tensor.uop
-            if node.op is not Ops.BUFFER or (node.dtype, node.shape) != (slot.dtype, slot.shape):
-                return name
-        return None
+            now = (node.dtype, node.shape, tensor.device)
+            if node.op is not Ops.BUFFER or now != (slot.dtype, slot.shape, slot.device):
+                raise ExportError(
+                    f"{self.name}: the state {name!r} is {slot.shape} {slot.dtype} on "
+                    f"{slot.device}, and was replaced by {tensor.shape} {tensor.dtype} on "
+                    f"{tensor.device}; write to it with .assign()"
+                )
 
 
 def _signature(call: StoredCall, state: Sequence[Slot]) -> Signature:
@@ -395,20 +396,21 @@ class _Given:
     def tensors(self, written: Sequence[int]) -> list[Tensor]:
         """A tensor for each parameter; those in `written` are changed by the step."""
         found: list[Tensor] = []
+        changed = set(written)
         devices = [c.device for c in self._call.cells if c.role == "param"]
         for k in range(len(devices)):
             path, (given, value) = self._tensors[k]
             if isinstance(value, Tensor):
-                if any(value is t or value._storage is t._storage for t in found):
-                    if k in written:
-                        raise ValueError(
-                            f"the step writes to {path}, which shares memory with another "
-                            "argument; pass a copy, .clone()"
-                        )
-                    value = value.clone()
+                same = [j for j, t in enumerate(found) if t._storage is value._storage]
+                if same and not changed.isdisjoint([k, *same]):
+                    raise ValueError(
+                        f"the step writes to {path}, or to another argument that shares memory "
+                        "with it; pass a copy, .clone()"
+                    )
+                value = value.clone() if same else value
                 found.append(value)
                 continue
-            if k in written:
+            if k in changed:
                 raise TypeError(
                     f"the step writes to {path}: give it a Tensor, not a {type(given).__name__}"
                 )
