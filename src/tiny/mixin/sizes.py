@@ -2,13 +2,15 @@
 
 A symbolic size is canonical, so that equal sizes are one node, and one that can have a single
 value is an int. What a shape asks of sizes must hold for every value of their Variables: it is
-proved from the bounds of a canonical difference, and what can not be proved is refused where the
-operation is written. Values that are bound do not count: one graph serves them all.
+proved from the bounds of a canonical difference, or by trying all values if these are few; what
+can not be proved is refused where the operation is written. Values that are bound do not count:
+one graph serves them all.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import operator
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from tiny._core.graph import Node, register_settle_size
@@ -65,7 +67,60 @@ def is_at_most(a: Size, b: Size) -> bool:
     """Whether a <= b is proved for all values of the Variables."""
     if isinstance(a, int) and isinstance(b, int):
         return a <= b
-    return least(difference(b, a)) >= 0
+    distance = difference(b, a)
+    return least(distance) >= 0 or (most(distance) >= 0 and _least_tried(distance) >= 0)
+
+
+def _least_tried(size: Node) -> int:
+    """The smallest value of a size for all values of its Variables, tried one by one.
+
+    Its lower bound if they are too many, or if it is no sum or product of them.
+    """
+    import numpy as np
+
+    order = size.postorder()
+    variables = [n for n in order if n.op is Ops.DEFINE_VAR]
+    counts = [n.vmax - n.vmin + 1 for n in variables]
+    if prod(counts) > MOST_TRIED:
+        return least(size)
+    values: dict[Node, Any] = {}
+    for n in order:
+        if n.op is Ops.CONST:
+            values[n] = np.int64(n.arg)
+        elif n.op is Ops.DEFINE_VAR:
+            shape = [-1 if v is n else 1 for v in variables]
+            values[n] = np.arange(n.vmin, n.vmax + 1).reshape(shape)
+        elif n.op is Ops.BIND:
+            values[n] = values[n.src[0]]
+        elif n.op in _ARITHMETIC:
+            values[n] = _ARITHMETIC[n.op](*[values[s] for s in n.src])
+        else:
+            return least(size)
+    return int(np.min(values[size]))
+
+
+MOST_TRIED = 1 << 14  # values of Variables, in a proof
+
+
+def _floordiv(a: Any, b: Any) -> Any:
+    return a // (b + (b == 0)) * (b != 0)
+
+
+def _floormod(a: Any, b: Any) -> Any:
+    return a % (b + (b == 0)) * (b != 0)
+
+
+def _maximum(a: Any, b: Any) -> Any:
+    return a + (b - a) * (b > a)
+
+
+_ARITHMETIC: dict[Ops, Callable[..., Any]] = {
+    Ops.ADD: operator.add,
+    Ops.MUL: operator.mul,
+    Ops.FLOORDIV: _floordiv,
+    Ops.FLOORMOD: _floormod,
+    Ops.MAX: _maximum,
+}
 
 
 def split_sizes(sizes: Sequence[Size]) -> tuple[tuple[int | None, ...], tuple[Any, ...]]:
