@@ -20,11 +20,13 @@ from __future__ import annotations
 
 import functools
 import itertools
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ParamSpec, Self, TypeVar
 
+from tiny._core.alive import Alive, Member
 from tiny._core.launch import publish
 from tiny.dtype import DType, dtypes
 from tiny.helpers import make_lock, prod
@@ -36,26 +38,36 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 VIEWS = GroupOp.Movement | {Ops.DETACH, Ops.BITCAST}
+_REARRANGED = frozenset({Ops.RESHAPE, Ops.PERMUTE, Ops.FLIP})
 
 
-class Storage:
+class Storage(Member):
     """One value: `node` is what it is now, `device` where it is or will be.
 
-    `owner`: the BUFFER below belongs to it alone. `maker`: the mark of the capture in which it
-    was made. `holders` are told when a tensor moves to another storage.
+    `owner`: the BUFFER below belongs to it alone. `is_written`: it was assigned to since it was
+    last in memory. `maker`: the mark of the capture in which it was made. `holders` are told when
+    a tensor moves to another storage.
     """
 
-    __slots__ = ("__weakref__", "device", "holders", "maker", "node", "owner")
+    __slots__ = ("__weakref__", "device", "holders", "is_written", "maker", "node", "owner")
 
     def __init__(self, node: UOp, device: str | None, owner: bool = False) -> None:
         self.node = node
         self.device = device
         self.owner = owner
+        self.is_written = False
         self.holders: weakref.WeakSet[Any] | None = None
-        watching = recorder() if recorders else None
-        self.maker = None if watching is None else watching.token
-        if node.op is not Ops.BUFFER:
+        self.maker: object = None
+        if recorders and (watching := recorder()) is not None:
+            self.maker = watching.token
+        if node.op is not Ops.BUFFER and node.op is not Ops.CONST:
+            _pending.add(self)
             _changes.pending += 1
+
+
+# The storages whose values are not in memory, in the order in which they came to be so; some that
+# are in memory by now are among them until somebody looks.
+_pending = Alive()
 
 
 class _Changes:
@@ -67,9 +79,11 @@ class _Changes:
 _changes = _Changes()
 
 
-def note_pending(count: int = 1) -> None:
-    """Some storages hold values that are not in memory."""
-    _changes.pending += count
+def put_off(storage: Storage, node: UOp) -> None:
+    """Let a storage hold a value that is not in memory."""
+    storage.node = node
+    _pending.add(storage)
+    _changes.pending += 1
 
 
 def pending_count() -> int:
@@ -99,9 +113,7 @@ _writes = itertools.count(-1, -1)  # tensors made as constants count upwards
 owners: weakref.WeakValueDictionary[UOp, Storage] = weakref.WeakValueDictionary()
 readers_of: weakref.WeakKeyDictionary[UOp, weakref.WeakSet[Storage]] = weakref.WeakKeyDictionary()
 
-# All tensors there are, by id: `==` of tensors is elementwise, so they can not be in a set. What
-# takes one out is C (the second argument of pop is the reference), since thousands come and go.
-_live: dict[int, weakref.ref[View]] = {}
+_live = Alive()  # all tensors there are
 
 
 def _version(old: UOp, store: UOp) -> UOp:
@@ -134,12 +146,15 @@ def split_view(uop: UOp) -> UOp:
 
 
 def _rebased(uop: UOp, old: UOp, new: UOp) -> UOp:
-    """A chain of movement over `old`, over `new` instead."""
+    """A chain of movement over `old`, over `new` instead; nothing asks memory to be stored."""
     chain = []
     while uop is not old:
         chain.append(uop)
         uop = uop.src[0]
+    in_memory = memory_below(split_view(new)) is not None
     for step in reversed(chain):
+        if in_memory and step.op is Ops.CONTIGUOUS:
+            continue
         new = step.replace(src=(new, *step.src[1:]))
     return new
 
@@ -184,7 +199,77 @@ def copied(uop: UOp) -> UOp:
     return UOp(Ops.CONTIGUOUS, uop.dtype, (uop,)) if _is_view_of_memory(uop) else uop
 
 
-class View:
+def in_order(uop: UOp, root: UOp) -> bool:
+    """Whether the elements of a view lie side by side, in order, in what it is a view of.
+
+    By strides, as NumPy knows them: reshaped parts whose strides can not be told are not.
+    """
+    chain: list[UOp] = []
+    while uop is not root:
+        if not (chain and uop.op is chain[-1].op is Ops.RESHAPE):  # the last one says it all
+            chain.append(uop)
+        uop = uop.src[0]
+    if not chain:
+        return True
+    if any(len(step.src) > 1 for step in chain):  # of symbolic sizes
+        return len(chain) == 1 and chain[0] is root.front(chain[0].shape)
+    if not all(isinstance(size, int) for size in (*root.shape, *chain[0].shape)):
+        return False
+    if prod(chain[0].shape) <= 1:
+        return True
+    dims = list(zip(root.shape, _strides(root.shape), strict=True))
+    for step in reversed(chain):
+        if step.op is Ops.PERMUTE:
+            dims = [dims[axis] for axis in step.arg]
+        elif step.op is Ops.FLIP:
+            dims = [(n, -s if k in step.arg else s) for k, (n, s) in enumerate(dims)]
+        elif step.op is Ops.RESHAPE:
+            pieces = _reshaped(dims, step.shape)
+            if pieces is None:
+                return False
+            dims = pieces
+        elif step.op is Ops.EXPAND:
+            dims = [(1, 0)] * (len(step.shape) - len(dims)) + dims
+            dims = [(n, s if n == m else 0) for n, (m, s) in zip(step.shape, dims, strict=True)]
+        elif step.op in GroupOp.Movement:  # SHRINK, and PAD, of which padding is cut off again
+            dims = [(n, s) for n, (_, s) in zip(step.shape, dims, strict=True)]
+    shape = chain[0].shape
+    return all(n == 1 or s == t for (n, s), t in zip(dims, _strides(shape), strict=True))
+
+
+def _strides(shape: Sequence[int]) -> list[int]:
+    """How far apart neighbours along each dimension are, where nothing is left out."""
+    strides = [1] * len(shape)
+    for k in range(len(shape) - 2, -1, -1):
+        strides[k] = strides[k + 1] * shape[k + 1]
+    return strides
+
+
+def _reshaped(
+    dims: Sequence[tuple[int, int]], shape: Sequence[int]
+) -> list[tuple[int, int]] | None:
+    """Sizes and strides of a reshape; None if neighbours are not evenly apart any more."""
+    left = [(n, s) for n, s in dims if n != 1]
+    found: list[tuple[int, int]] = []
+    for size in reversed(shape):  # from the last dimension: a piece of what is left there
+        if size == 1:
+            found.append((1, 0))
+            continue
+        if not left:
+            return None
+        while left[-1][0] % size:  # join it with the one before, if they lie one in the other
+            if len(left) < 2 or left[-2][1] != left[-1][0] * left[-1][1]:
+                return None
+            (n, s), (m, _) = left.pop(), left.pop()
+            left.append((m * n, s))
+        n, s = left.pop()
+        found.append((size, s))
+        if n != size:
+            left.append((n // size, s * size))
+    return found[::-1]
+
+
+class View(Member):
     """A view of a storage. `uop` is its value now; `grad` and `requires_grad` are a tensor's."""
 
     __slots__ = ("__weakref__", "_root", "_storage", "_uop", "grad", "requires_grad")
@@ -195,8 +280,7 @@ class View:
     def _bind(self, storage: Storage, root: UOp, uop: UOp) -> None:
         self._storage, self._root, self._uop = storage, root, uop
         self.grad, self.requires_grad = None, None
-        number = id(self)
-        _live[number] = weakref.ref(self, functools.partial(_live.pop, number))
+        _live.add(self)
 
     @classmethod
     def _view(cls, storage: Storage, root: UOp, uop: UOp) -> Self:
@@ -207,8 +291,20 @@ class View:
 
     @classmethod
     def _value(cls, uop: UOp, device: str | None) -> Self:
-        """A tensor with a storage of its own."""
-        return cls._view(Storage(uop, device), uop, uop)
+        """A tensor with a storage of its own, which no write to another one changes."""
+        root = uop
+        while root.op in _REARRANGED:  # elements in another order are a view of those in order
+            root = root.src[0]
+        storage = Storage(root, device)
+        if (root.op is Ops.BUFFER or root.op is Ops.AFTER) and (
+            buffer := memory_below(root)
+        ) is not None:
+            take_memory(storage, buffer)
+        return cls._view(storage, root, uop)
+
+    def _snapshot(self) -> Self:
+        """The value of now, which later writes do not change."""
+        return self._value(self.uop, self.device)
 
     @property
     def uop(self) -> UOp:
@@ -251,14 +347,19 @@ class View:
         with _turn:
             if self.uop is storage.node and memory_below(storage.node) is None and not outside:
                 # a value without memory: another value in its place
-                storage.node, storage.device = copied(value), device or self.device
-                _changes.pending += 1
+                storage.device = device or self.device
+                storage.is_written = True
+                put_off(storage, _stored_in_order(value))
                 return
         self._write(value)
 
     @in_turn
-    def _write(self, value: UOp) -> None:
-        """Make the next version of this storage's memory; first give it memory, if it has none."""
+    def _write(self, value: UOp, places: UOp | None = None) -> None:
+        """Make the next version of this storage's memory; first give it memory, if it has none.
+
+        With `places` this is a flat view, and each element goes to the place in it that is named,
+        in order; what is out of range goes nowhere.
+        """
         storage, old = self._storage, self._storage.node
         buffer, watching = memory_below(old), recorder()
         if buffer is None or not storage.owner:
@@ -270,17 +371,19 @@ class View:
                     realize_storages([storage])
                 old = storage.node
         target, value = self._writable(old, value)
-        store = UOp(Ops.STORE, dtypes.void, (target, value))
+        written: tuple[UOp, ...] = (target, value)
+        if places is not None:
+            written = (target, *_apart_from(buffer, value, places))
+        store = UOp(Ops.STORE, dtypes.void, written)
         # Others that read this memory hold the version of now, not what follows. They get a copy
         # of it, which is taken before the write below is carried out.
         for reader in list(readers_of.get(buffer, ())):
             if reader is not storage and memory_below(reader.node) is buffer:
-                reader.node = UOp(Ops.CONTIGUOUS, reader.node.dtype, (reader.node,))
+                put_off(reader, UOp(Ops.CONTIGUOUS, reader.node.dtype, (reader.node,)))
         if watching is not None:
             watching.wrote(storage)
-        _changes.pending += 1
-        storage.node = _version(old, store)
-        _changes.pending += 1  # once more, for those who looked in between
+        storage.is_written = True
+        put_off(storage, _version(old, store))
         readers_of.pop(buffer, None)
 
     def _writable(self, old: UOp, value: UOp) -> tuple[UOp, UOp]:
@@ -330,9 +433,36 @@ def _reads_padding(chain: Sequence[UOp], shape: tuple[int, ...]) -> bool:
     return bool((places < 0).any())
 
 
+def _stored_in_order(value: UOp) -> UOp:
+    """A value as what becomes the contents of memory: its elements in order, and its own."""
+    root = split_view(value)
+    if root.op is Ops.CONST or (root is value and memory_below(value) is None):
+        return value
+    return UOp(Ops.CONTIGUOUS, value.dtype, (value,))
+
+
+def _apart_from(buffer: UOp, value: UOp, places: UOp) -> tuple[UOp, UOp]:
+    """What is written to computed places, as something in other memory than that is.
+
+    It is written one by one, so it is computed before. So are places that read what is written.
+    """
+    root = split_view(value)
+    if root.op is not Ops.CONST and memory_below(root) in (None, buffer):
+        value = UOp(Ops.CONTIGUOUS, value.dtype, (value,))
+    stack, seen = [places], {places}
+    while stack:
+        node = stack.pop()
+        if memory_below(node) is buffer:
+            return value, UOp(Ops.CONTIGUOUS, places.dtype, (places,))
+        if node.op is not Ops.CONTIGUOUS and node.op is not Ops.AFTER:
+            stack += [s for s in node.src if s not in seen]
+            seen.update(node.src)
+    return value, places
+
+
 def live_views() -> list[Any]:
     """All tensors there are."""
-    return [t for found in list(_live.values()) if (t := found()) is not None]
+    return _live.members()
 
 
 def storages_of(tensors: Iterable[View]) -> list[Storage]:
@@ -345,7 +475,7 @@ def storages_of(tensors: Iterable[View]) -> list[Storage]:
 
 @in_turn
 def realize(tensors: Sequence[View]) -> None:
-    """Compute the storages of tensors, and tell all others.
+    """Compute the storages of tensors, and carry out every assignment made so far.
 
     Three things must come out as if every operation had run when it was written:
     - A write on the way is carried out, so whoever holds that version now finds it in memory.
@@ -353,44 +483,54 @@ def realize(tensors: Sequence[View]) -> None:
       go, since that version is gone afterwards; and so on for the writes that this carries out.
     - What shares nodes with a computed graph shares the result.
     """
-    live = live_views()
-    realize_storages(wanted_storages(tensors, live), live)
+    wanted = wanted_storages(tensors)
+    taken = set(wanted)
+    written = [s for s in pending_storages() if s.is_written and s not in taken]
+    try:
+        realize_storages([*wanted, *written])
+    except Exception:
+        if not written:
+            raise
+        # an assignment that can not be computed is an error for those who read it only
+        realize_storages(wanted)
 
 
 @in_turn
-def realize_storages(wanted: Sequence[Storage], live: Sequence[View] = ()) -> None:
-    """Compute storages. `live` are all tensors, where the caller has their list."""
+def realize_storages(wanted: Sequence[Storage]) -> None:
+    """Compute storages."""
+    wanted = [s for s in wanted if 0 not in s.node.shape]
     if not wanted:
         return
-    live = live or live_views()
-    pending = pending_storages(live)
+    pending = pending_storages()
     threads = threading.active_count() > 1
     if threads:
         _skip_writes_done(pending)
     stale = _add_stale_readers(wanted, pending)
     outputs = list(dict.fromkeys(s.node for s in (*wanted, *stale)))
     taken: list[UOp] = []
+    there: list[list[Storage]] = []  # in the moment in which the results are in memory
+
+    def announce(results: dict[UOp, UOp]) -> list[Setting]:
+        return [(_pending.members, None, there), *_announced(results, pending, threads, taken)]
+
     try:
-        results = runtime().realize(
-            outputs,
-            [s.node for s in stale],
-            lambda results: _announced(results, pending, live, threads, taken),
-        )
+        results = runtime().realize(outputs, [s.node for s in stale], announce)
     except BaseException:
         for buffer in taken:  # unless all was computed when a signal's handler raised
             owner = owners.get(buffer)
             if owner is not None and memory_below(owner.node) is not buffer:
                 owners.pop(buffer, None)
         raise
-    if threads:  # others may have built on it while it was computed
-        live = live_views()
-        publish(_announced(results, pending_storages(live), live, threads, []))
+    if threads and there:
+        # Others may have built on it while it was computed. Of what came later, or was renamed
+        # already, the nodes mean something else: memory that was overwritten has new contents.
+        late = {*there[0]}.difference(pending)
+        publish(_announced(results, [s for s in pending_storages() if s in late], threads, []))
 
 
 def _announced(
     results: dict[UOp, UOp],
     pending: Sequence[Storage],
-    live: Sequence[View],
     threads: bool,
     taken: list[UOp],
 ) -> list[Setting]:
@@ -399,6 +539,12 @@ def _announced(
     Who has which memory is noted here already, which does no harm before; new BUFFERs that
     get an owner are added to `taken`.
     """
+    # what is in memory is in order, for those who asked for that
+    results = results | {
+        UOp(Ops.CONTIGUOUS, node.dtype, (node,)): now
+        for node, now in results.items()
+        if node.op is not Ops.AFTER and node.op is not Ops.CONTIGUOUS
+    }
     settings: list[Setting] = []
     views: dict[int, UOp] = {}
     for storage, node in zip(pending, _renamed(pending, results, threads, settings), strict=True):
@@ -409,6 +555,7 @@ def _announced(
             settings.append((storage, "node", node))
             continue
         settings.append((storage, "device", base.arg.device))
+        settings.append((storage, "is_written", False))
         if node is not base and base in owners:
             settings.append((storage, "node", node))
             continue
@@ -418,8 +565,8 @@ def _announced(
         if node is not base or not storage.owner:
             settings.append((storage, "owner", _note_memory(storage, base)))
             taken.append(base)
-    # A value that came back as a rearranged BUFFER: its tensors become views of that memory.
-    for tensor in live if views else ():
+    # A value of symbolic size is the front of a BUFFER: its tensors become views of that memory.
+    for tensor in live_views() if views else ():
         now = views.get(id(tensor._storage))
         if now is not None:
             before = tensor._storage.node
@@ -462,9 +609,14 @@ def _skip_writes_done(storages: Sequence[Storage]) -> None:
         publish(settings)
 
 
-def pending_storages(tensors: Iterable[View]) -> list[Storage]:
+def pending_storages() -> list[Storage]:
     """The storages whose values are not in memory; none of what another thread captures."""
-    found = [s for s in storages_of(tensors) if s.node.op not in (Ops.BUFFER, Ops.CONST)]
+    found: list[Storage] = []
+    for storage in _pending.members():
+        if storage.node.op is Ops.BUFFER or storage.node.op is Ops.CONST:
+            _pending.discard(storage)
+        else:
+            found.append(storage)
     if not recorders:
         return found
     me = threading.get_ident()
@@ -484,22 +636,25 @@ def _is_rearranged(node: UOp) -> bool:
     return node.op is Ops.BUFFER
 
 
-def wanted_storages(tensors: Sequence[View], live: Sequence[View]) -> list[Storage]:
+def wanted_storages(tensors: Sequence[View]) -> list[Storage]:
     """The storages to compute. A part of a value that nobody else sees is computed alone."""
     wanted: dict[int, Storage] = {}
-    shared: dict[int, int] | None = None
     for tensor in tensors:
-        uop, storage = tensor.uop, tensor._storage
-        if 0 in uop.shape or uop.op is Ops.CONST or split_view(uop).op is Ops.BUFFER:
+        storage = tensor._storage
+        node = storage.node
+        if node.op is Ops.BUFFER or node.op is Ops.CONST:
             continue
-        if uop is not storage.node and memory_below(storage.node) is None:
-            if shared is None:
-                shared = {}
-                for t in live:
-                    shared[id(t._storage)] = shared.get(id(t._storage), 0) + 1
-            if shared[id(storage)] == 1:
-                storage = Storage(uop, storage.device)
-                tensor._storage, tensor._root = storage, uop
+        uop = tensor.uop
+        if 0 in uop.shape:
+            continue
+        if node.op in GroupOp.Movement and len(node.src) == 1:
+            # a value that is a part of another one, or repeats it: in memory of its own
+            put_off(storage, UOp(Ops.CONTIGUOUS, node.dtype, (node,)))
+            uop, node = tensor.uop, storage.node
+        # the references are those of the tensor, of the variable, and of the call
+        if uop is not node and memory_below(node) is None and sys.getrefcount(storage) == 3:
+            storage = Storage(_stored_in_order(uop), storage.device)
+            tensor._storage, tensor._root, tensor._uop = storage, storage.node, storage.node
         wanted[id(storage)] = storage
     return list(wanted.values())
 
@@ -538,7 +693,7 @@ def _add_stale_readers(wanted: Sequence[Storage], pending: Sequence[Storage]) ->
             return stale
         for storage in found:
             if split_view(storage.node) in old:  # nothing is computed: a copy must be made
-                storage.node = UOp(Ops.CONTIGUOUS, storage.node.dtype, (storage.node,))
+                put_off(storage, UOp(Ops.CONTIGUOUS, storage.node.dtype, (storage.node,)))
         stale += found
         if not more_writes:  # nothing that they bring along overwrites anything else
             return stale
@@ -564,6 +719,7 @@ def give_memory(storage: Storage) -> UOp:
             if tensor._storage is storage:
                 settings.append((tensor, "_uop", _rebased(tensor.uop, old, front)))
                 settings.append((tensor, "_root", new))
+    _pending.add(storage)
     _changes.pending += 1
     publish(settings)
     _changes.pending += 1  # once more, for those who looked in between

@@ -33,7 +33,16 @@ from tiny.mixin.sizes import (
     settled_all,
     split_sizes,
 )
-from tiny.storage import VIEWS, View, copied, live_views, memory_below, opened, realize
+from tiny.storage import (
+    VIEWS,
+    View,
+    copied,
+    in_order,
+    live_views,
+    memory_below,
+    opened,
+    realize,
+)
 from tiny.uop.ops import Ops, UOp, sym_infer
 from tiny.uop.runtime import refuse_reading, runtime
 
@@ -43,7 +52,13 @@ if TYPE_CHECKING:
 __all__ = ["Tensor"]
 
 _uniques = itertools.count()
+_KINDS = {"b": 0, "u": 1, "i": 2, "w": 2, "f": 3, "8": 3}  # of dtypes: what holds those before
 _ZERO = UOp.const(0, dtypes.int32)
+
+
+def _is_whole(index: Any) -> bool:
+    """Whether an index is the slice of everything."""
+    return isinstance(index, slice) and index == slice(None)
 
 
 def _is_data(x: Any) -> bool:
@@ -72,8 +87,9 @@ class Tensor(View, CastsMixin):
     ) -> None:
         to = None if dtype is None else to_dtype(dtype)
         if isinstance(data, Tensor):
-            data = data.uop
-        if isinstance(data, UOp):
+            data = data if to is None else data.cast(to)
+            uop = data.uop
+        elif isinstance(data, UOp):
             uop = data
             if to is None and uop.dtype is dtypes.index:
                 narrow = dtypes.default_int
@@ -87,8 +103,11 @@ class Tensor(View, CastsMixin):
             uop = _from_data(data, device, to)
         if uop.dtype is dtypes.void or uop._shape is None:
             raise TypeError(f"Tensor: {uop.op!r} computes no value")
-        self._bind(*opened(uop))
-        if device is not None and isinstance(data, UOp):
+        if isinstance(data, Tensor):  # another tensor of the same storage
+            self._bind(data._storage, data._root, uop)
+        else:
+            self._bind(*opened(uop))
+        if device is not None and isinstance(data, UOp | Tensor):
             self.replace(self.to(device))
         self.requires_grad = requires_grad
 
@@ -186,12 +205,19 @@ class Tensor(View, CastsMixin):
     def _index_value(self, index: Any) -> Self | None:
         if isinstance(index, type(self)):
             return index
+        is_array = _is_data(index) and index.shape != ()
+        return type(self)(index, device=self.device) if is_array else None
+
+    def _known_index(self, index: Any) -> Any:
         if not isinstance(index, list | tuple) and not (_is_data(index) and index.shape != ()):
             return None
         import numpy as np
 
-        array = np.asarray(index)
-        return type(self)(array if array.size else array.astype(np.int32), device=self.device)
+        try:
+            array = np.asarray(index)
+        except ValueError:
+            raise IndexError("the lists of an index are ragged; all must have one length") from None
+        return array if array.size else array.astype(np.int32)
 
     # ------------------------------------------------------------ creation
 
@@ -239,7 +265,9 @@ class Tensor(View, CastsMixin):
             wide = UOp(Ops.EXPAND, to, (value, *symbolic), static) if sizes else value
             return cls(wide, requires_grad=requires_grad)
         result = cls.empty(sizes, device=device, dtype=to, requires_grad=requires_grad)
-        return result.assign(result._scalar(fill_value, to))
+        result.assign(result._scalar(fill_value, to))
+        result._storage.is_written = False  # it was made: only who reads it computes it
+        return result
 
     @classmethod
     def zeros(cls, *shape: Any, **kwargs: Any) -> Self:
@@ -538,16 +566,63 @@ class Tensor(View, CastsMixin):
         kept = self.rand_like(dtype=dtypes.default_float, contiguous=False) >= p
         return kept.contiguous().where(self, 0) / (1.0 - p)
 
+    # ------------------------------------------------------------ values, where others are views
+    # What only rearranges is a view. These repeat elements or put others around, and give values
+    # of the moment, as in NumPy and PyTorch, though nothing is computed for them here either.
+
+    def _same(self) -> Self:
+        return self._snapshot()
+
+    def _apart(self, result: Self) -> Self:
+        return result._snapshot() if result._storage is self._storage else result
+
+    def _reduce(self, op: Ops, axis: Any, keepdim: bool) -> Self:
+        return self._apart(super()._reduce(op, axis, keepdim))
+
+    def pad(self, padding: Sequence[Any], mode: str = "constant", value: float = 0.0) -> Self:
+        """`value` put around: (before, after) for each dimension, None for none.
+
+        Flat numbers count pairs from the last dimension, as in PyTorch. A negative one cuts off.
+        """
+        return self._apart(super().pad(padding, mode, value))
+
+    def repeat(self, repeats: Any, *args: Any) -> Self:
+        """The whole put side by side so many times in each dimension; new ones come first."""
+        return self._apart(super().repeat(repeats, *args))
+
+    def repeat_interleave(self, repeats: Any, dim: int | None = None) -> Self:
+        """Each element so many times in a row."""
+        return self._apart(super().repeat_interleave(repeats, dim))
+
+    def roll(self, shifts: Any, dims: Any = None) -> Self:
+        """Shifted along dimensions, what leaves at one end coming in at the other."""
+        return self._apart(super().roll(shifts, dims))
+
+    def cat(self, *args: Self, dim: int = 0) -> Self:
+        """Joined along a dimension; the other sizes must agree. Dtypes are promoted."""
+        return self._apart(super().cat(*args, dim=dim))
+
+    def stack(self, *args: Self, dim: int = 0) -> Self:
+        """Joined along a new dimension; the shapes must agree."""
+        return self._apart(super().stack(*args, dim=dim))
+
+    def unfold(self, dim: int, size: int, step: int) -> Self:
+        """Windows of a size along a dimension, `step` apart; their elements form a last one."""
+        return self._apart(super().unfold(dim, size, step))
+
     # ------------------------------------------------------------ memory and devices
 
     def contiguous(self) -> Self:
-        """The values in memory of their own, in order; what already is stays."""
-        if self.uop is self._storage.node and (
-            self.uop.op is Ops.CONTIGUOUS or memory_below(self.uop) is not None
-        ):
-            return self
+        """These values in memory, in order: a view where they are so already, else a copy."""
         x = self._strong()
-        return x._node(Ops.CONTIGUOUS, x.dtype)
+        uop, storage = x.uop, x._storage
+        if not in_order(uop, storage.node):
+            return x._node(Ops.CONTIGUOUS, x.dtype)
+        if uop.op is not Ops.CONTIGUOUS and memory_below(storage.node) is None:
+            uop = UOp(Ops.CONTIGUOUS, x.dtype, (uop,))
+        view = x._view(storage, x._root, uop)
+        view.requires_grad = self.requires_grad
+        return view
 
     def contiguous_backward(self) -> Self:
         """The same values; the gradient that comes back is put in memory here."""
@@ -598,7 +673,25 @@ class Tensor(View, CastsMixin):
             self._assign(value.uop, value.device)
         return self
 
-    def _value_to_write(self, x: Any) -> Tensor:
+    def _value_to_write(self, x: Any, shape: tuple[Any, ...] | None = None) -> Tensor:
+        """A value as one of this dtype and of a shape, by default this one."""
+        shape, value = self.shape if shape is None else shape, self._as_value(x)
+        if value.dtype is not self.dtype:
+            raise TypeError(
+                f"assign: {value.dtype} can not be written to {self.dtype}; cast it first"
+            )
+        own = shape[len(shape) - value.ndim :]
+        if value.ndim > len(shape) or any(
+            s not in (1, o) for s, o in zip(value.shape, own, strict=True)
+        ):
+            raise ValueError(f"assign: {value.shape} does not broadcast to {shape}")
+        here, theirs = self.device, value.device
+        if here is not None and theirs is not None and here != theirs:
+            raise ValueError(f"assign: the value is on {theirs}, this tensor on {here}; move one")
+        return value if value.shape == shape else value._broadcast_to(shape)
+
+    def _as_value(self, x: Any) -> Tensor:
+        """A tensor as it is; numbers, lists and arrays as this dtype."""
         if self.dtype in dtypes.weaks:
             raise TypeError("assign: a Python number has no memory to write to; use full")
         if isinstance(x, Tensor):
@@ -607,72 +700,117 @@ class Tensor(View, CastsMixin):
             value = self._scalar(x, self.dtype)
         else:
             value = Tensor(x, device=self.device, dtype=self.dtype)
-        if value.dtype in dtypes.weaks:
-            value = value.cast(self.dtype)
-        if value.dtype is not self.dtype:
-            raise TypeError(
-                f"assign: {value.dtype} can not be written to {self.dtype}; cast it first"
-            )
-        own = self.shape[self.ndim - value.ndim :]
-        if value.ndim > self.ndim or any(
-            s not in (1, o) for s, o in zip(value.shape, own, strict=True)
-        ):
-            raise ValueError(f"assign: {value.shape} does not broadcast to {self.shape}")
-        here, theirs = self.device, value.device
-        if here is not None and theirs is not None and here != theirs:
-            raise ValueError(f"assign: the value is on {theirs}, this tensor on {here}; move one")
-        return value if value.shape == self.shape else value._broadcast_to(self.shape)
+        return value.cast(self.dtype) if value.dtype in dtypes.weaks else value
 
     def __setitem__(self, indices: Any, v: Any) -> None:
-        part = self[indices]
-        if part._storage is not self._storage:
+        """Write a part, named as in reading, also by a mask of truth values of the first sizes.
+
+        The value is cast to this dtype, and broadcast to the part. Where a place is named twice
+        the last value stays. A place that is out of range is not written, if it is known only
+        when it runs; a number or a list that is out of range is an IndexError.
+        """
+        if isinstance(v, Tensor) and v.dtype is not self.dtype:
+            v = v.cast(self.dtype)
+        mask = self._mask_in(indices)
+        if mask is not None:
+            self._write_where(mask, v)
+            return
+        part, picked = self._named_part(indices)
+        if not picked:
+            if not (isinstance(v, Tensor) and v._storage is self._storage and v.uop is part.uop):
+                part.assign(v)
+            return
+        places = part._places_named(picked)
+        value = part._value_to_write(v, places.shape)
+        if 0 not in places.shape:
+            part.reshape(-1)._write(value.uop, places.uop)
+
+    def _mask_in(self, indices: Any) -> Tensor | None:
+        """The tensor of truth values that an index is, perhaps with all of what follows."""
+        given = list(indices) if isinstance(indices, tuple) else [indices]
+        masks = [x for x in given if isinstance(x, Tensor) and x.dtype is dtypes.bool]
+        if not masks:
+            return None
+        rest = [x for x in given[1:] if x is not Ellipsis and not _is_whole(x)]
+        if given[0] is not masks[0] or rest or masks[0].shape != self.shape[: masks[0].ndim]:
             raise IndexError(
-                "writing to places given by a tensor is not supported; use where with a mask"
+                f"a mask of shape {masks[0].shape} that is a tensor names elements of shape "
+                f"{self.shape} only as the first and only index, of their first sizes; "
+                "use where, or give it as a list or an array"
             )
-        if not (isinstance(v, Tensor) and v._storage is self._storage and v.uop is part.uop):
-            part.assign(v)
+        return masks[0]
+
+    def _write_where(self, mask: Tensor, v: Any) -> None:
+        """Write one value, or one for each element of what follows the mask, where it is true."""
+        value = self._as_value(v)
+        rest = self.shape[mask.ndim :]
+        if value.ndim == len(rest) + 1 and value.shape[0] == 1:
+            value = value.reshape(value.shape[1:])
+        if value.ndim > len(rest):
+            raise ValueError(
+                f"a value of shape {value.shape} for the places of a mask: how many there are is "
+                "known only when it runs; give one value for all, or the mask as an array"
+            )
+        wide = mask.reshape(mask.shape + (1,) * len(rest))
+        self.assign(wide.where(value, self))
 
     def __delitem__(self, indices: Any) -> None:
         raise TypeError("elements of a Tensor can not be deleted; cut with a slice")
 
+    def _updated(self, result: Tensor) -> Self:
+        """Write the result of an operation in place: as this dtype, where its kind allows it.
+
+        A bool may become an integer and that a float, an unsigned integer a signed one; TypeError
+        the other way round.
+        """
+        own, theirs = self.dtype, result.dtype
+        if own is not theirs and own not in dtypes.weaks:
+            if _KINDS[theirs.kind] > _KINDS[own.kind]:
+                raise TypeError(
+                    f"an operation in place on {own} gives {theirs}, which it can not hold; "
+                    "write the operation out and name the result, or cast an operand"
+                )
+            result = result.cast(own)
+        return self.assign(result)
+
     def __iadd__(self, x: Any) -> Self:
-        return self.assign(self.add(x))
+        return self._updated(self.add(x))
 
     def __isub__(self, x: Any) -> Self:
-        return self.assign(self.sub(x))
+        return self._updated(self.sub(x))
 
     def __imul__(self, x: Any) -> Self:
-        return self.assign(self.mul(x))
+        return self._updated(self.mul(x))
 
     def __itruediv__(self, x: Any) -> Self:
-        return self.assign(self.div(x))
+        return self._updated(self.div(x))
 
     def __ifloordiv__(self, x: Any) -> Self:
-        return self.assign(self // x)
+        return self._updated(self // x)
 
     def __imod__(self, x: Any) -> Self:
-        return self.assign(self.mod(x))
+        return self._updated(self.mod(x))
 
     def __ipow__(self, x: Any) -> Self:
-        return self.assign(self.pow(x))
+        return self._updated(self.pow(x))
 
     def __iand__(self, x: Any) -> Self:
-        return self.assign(self.bitwise_and(x))
+        return self._updated(self.bitwise_and(x))
 
     def __ior__(self, x: Any) -> Self:
-        return self.assign(self.bitwise_or(x))
+        return self._updated(self.bitwise_or(x))
 
     def __ixor__(self, x: Any) -> Self:
-        return self.assign(self.bitwise_xor(x))
+        return self._updated(self.bitwise_xor(x))
 
     def __ilshift__(self, x: Any) -> Self:
-        return self.assign(self.lshift(x))
+        return self._updated(self.lshift(x))
 
     def __irshift__(self, x: Any) -> Self:
-        return self.assign(self.rshift(x))
+        return self._updated(self.rshift(x))
 
     def __imatmul__(self, x: Self) -> Self:
-        return self.assign(self.matmul(x))
+        return self._updated(self.matmul(x))
 
     # ------------------------------------------------------------ computing
 
@@ -827,14 +965,16 @@ class Tensor(View, CastsMixin):
         return [total(t) for t in targets]
 
     def backward(self, gradient: Tensor | None = None) -> Self:
-        """Add to `grad` of every float tensor in the graph that has a device and wants one."""
+        """Add to `grad` of every float tensor in the graph that wants one, but of numbers."""
         nodes = set(self.uop.postorder())
         leaves = [
             t
             for t in live_views()
-            if t.requires_grad is not False
+            if t._storage.node in nodes  # first, since most tensors are not
+            and t.requires_grad is not False
             and t.is_floating_point()
-            and t.device is not None
+            and t.dtype not in dtypes.weaks
+            and (t.device is not None or t._storage.node.op is not Ops.CONST)
             and t.uop in nodes
         ]
         for tensor, result in zip(

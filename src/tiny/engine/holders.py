@@ -21,10 +21,9 @@ from tiny.storage import (
     in_turn,
     live_views,
     memory_below,
-    note_pending,
     pending_storages,
+    put_off,
     readers_of,
-    realize,
     realize_storages,
     split_view,
     storages_of,
@@ -38,17 +37,15 @@ from tiny.uop.ops import Ops, UOp
 @in_turn
 def settle() -> None:
     """Compute all that is pending anywhere, and give every value memory that no other reads."""
-    live = live_views()
-    pending = {id(s) for s in pending_storages(live)}
-    fixed = [t for t in live if id(t._storage) in pending]
+    pending = pending_storages()
     try:
-        realize(fixed)
+        realize_storages(pending)
     except Exception:
         # Whose value can not be computed will hear of it on reading it; it is no business of the
         # step that is captured now. If that needs it too, it fails in the same way.
-        for tensor in fixed:
+        for storage in pending:
             with contextlib.suppress(Exception):
-                realize([tensor])
+                realize_storages([storage])
     shared = []
     for buffer, readers in list(readers_of.items()):
         for storage in list(readers):
@@ -61,11 +58,10 @@ def settle() -> None:
 @in_turn
 def realize_step(tensors: Sequence[Tensor], written: Iterable[Storage]) -> None:
     """Compute tensors, and carry out the writes to storages that are pending."""
-    live = live_views()
-    wanted = wanted_storages(tensors, live)
+    wanted = wanted_storages(tensors)
     taken = set(wanted)
     wanted += [s for s in dict.fromkeys(written) if s.node.op is Ops.AFTER and s not in taken]
-    realize_storages(wanted, live)
+    realize_storages(wanted)
 
 
 @in_turn
@@ -78,10 +74,10 @@ def compute_readers(buffers: Collection[UOp], clean: weakref.WeakSet[UOp]) -> No
     for buffer in buffers if readers_of else ():
         for reader in list(readers_of.pop(buffer, ())):
             if not reader.owner and memory_below(reader.node) is buffer:
-                reader.node = UOp(Ops.CONTIGUOUS, reader.node.dtype, (reader.node,))
+                put_off(reader, UOp(Ops.CONTIGUOUS, reader.node.dtype, (reader.node,)))
                 found.append(reader)
     taken = set(found)
-    for storage in storages_of(live_views()):
+    for storage in pending_storages():
         node = storage.node
         if node.op in (Ops.BUFFER, Ops.CONST) or storage in taken or node in clean:
             continue
@@ -89,9 +85,8 @@ def compute_readers(buffers: Collection[UOp], clean: weakref.WeakSet[UOp]) -> No
             clean.add(node)
             continue
         if split_view(node).op is Ops.BUFFER:  # nothing is computed: a copy must be made
-            storage.node = UOp(Ops.CONTIGUOUS, node.dtype, (node,))
+            put_off(storage, UOp(Ops.CONTIGUOUS, node.dtype, (node,)))
         found.append(storage)
-    note_pending(len(found))
     realize_storages(found)
 
 

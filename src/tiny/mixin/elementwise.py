@@ -472,7 +472,7 @@ class ElementwiseMixin(MovementMixin):
 
     def trunc(self) -> Self:
         """Rounded towards zero."""
-        return self._node(Ops.TRUNC, self.dtype) if self._rounds() else self
+        return self._node(Ops.TRUNC, self.dtype) if self._rounds() else self._same()
 
     def _rounds(self) -> bool:
         return dtypes.is_float(self.dtype) and self.dtype not in dtypes.weaks
@@ -480,21 +480,21 @@ class ElementwiseMixin(MovementMixin):
     def floor(self) -> Self:
         """Rounded down."""
         if not self._rounds():
-            return self
+            return self._same()
         whole = self.trunc()
         return (self < whole).where(whole - 1, whole)
 
     def ceil(self) -> Self:
         """Rounded up."""
         if not self._rounds():
-            return self
+            return self._same()
         whole = self.trunc()
         return (whole < self).where(whole + 1, whole)
 
     def round(self) -> Self:
         """Rounded to the nearest whole number, a half to the even one."""
         if not self._rounds():
-            return self
+            return self._same()
         whole = self.trunc()
         rest = (self - whole).abs()  # exact
         odd = ((whole * 0.5).trunc() * 2).ne(whole)
@@ -504,7 +504,7 @@ class ElementwiseMixin(MovementMixin):
     def sign(self) -> Self:
         """1, 0 or -1; NaN of NaN, and a zero keeps its sign."""
         if self.dtype is dtypes.bool:
-            return self
+            return self._same()
         x = self._strong()
         positive = (x > 0).where(x._scalar(1, x.dtype), x.detach())
         return positive if dtypes.is_unsigned(x.dtype) else (x < 0).where(-1, positive)
@@ -512,7 +512,7 @@ class ElementwiseMixin(MovementMixin):
     def abs(self) -> Self:
         """Without its sign."""
         if self.dtype is dtypes.bool or dtypes.is_unsigned(self.dtype):
-            return self
+            return self._same()
         return self.maximum(-self)
 
     def copysign(self, other: Any) -> Self:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Self
 
 from tiny._core.graph import Node
 from tiny.dtype import dtypes
-from tiny.helpers import ceildiv
+from tiny.helpers import all_int, ceildiv, prod
 from tiny.mixin.movement import broadcast_shape
 from tiny.mixin.processing import ProcessingMixin
+from tiny.mixin.protocol import Shape
 from tiny.mixin.sizes import difference, is_at_most, least, most, settled, total
 
 
@@ -21,13 +23,50 @@ class _Cut(NamedTuple):
     backwards: bool = False
 
 
+class _Known:
+    """An index that is an array of NumPy: of places, or of truth values."""
+
+    def __init__(self, array: Any) -> None:
+        self.array = array
+        self.is_mask = array.dtype.kind == "b"
+        self.rank = array.ndim if self.is_mask else 1
+        if array.dtype.kind not in "biu":
+            raise IndexError(
+                f"an index is of integers or of truth values, got an array of {array.dtype}"
+            )
+
+    def along(self, shape: Sequence[Any], axis: int) -> list[Any]:
+        """The places along the dimensions from `axis` on that it names. IndexError if outside."""
+        sizes = tuple(shape[axis : axis + self.rank])
+        if self.is_mask:
+            if self.array.shape != sizes:
+                raise IndexError(
+                    f"a mask of shape {self.array.shape} for dimensions of sizes {sizes}, of shape "
+                    f"{tuple(shape)}; they must be equal"
+                )
+            return list(self.array.nonzero())
+        low, high = (self.array.min(), self.array.max()) if self.array.size else (0, -1)
+        size = sizes[0]
+        if isinstance(size, int) and self.array.size and not -size <= low <= high < size:
+            wrong = high if high >= size else low
+            raise IndexError(
+                f"index {wrong} is out of range for dimension {axis} of shape {tuple(shape)}, "
+                f"which has {size} elements"
+            )
+        return [self.array]
+
+
 class IndexingMixin(ProcessingMixin):
     """Reading parts. Ints, slices, None and Ellipsis give views, integer values a copy."""
 
     __slots__ = ()
 
+    def _known_index(self, index: Any) -> Any:
+        """An index that is a list or an array as an array of NumPy; None of anything else."""
+        return None
+
     def _index_value(self, index: Any) -> Self | None:
-        """An index that is a list, an array or a value of this class as the latter; else None."""
+        """An index that is a value of this class, or an array, as the former; else None."""
         return index if isinstance(index, type(self)) else None
 
     def __getitem__(self, indices: Any) -> Self:
@@ -35,39 +74,55 @@ class IndexingMixin(ProcessingMixin):
 
         A slice may have a step, also a negative one. A value of integers along a dimension picks
         elements; several such values are broadcast together, and their dimensions stand where the
-        first was, or in front if other dimensions lie between them. One that is out of range
-        gives 0, since it is known only when it runs; a number out of range is an IndexError.
+        first was, or in front if other dimensions lie between them; a single number counts as a
+        slice that is taken before. A list or an array of truth values picks where it is true. A
+        value that is out of range gives 0, since it is known only when it runs; a number, a list
+        or an array that is out of range is an IndexError.
+        """
+        part, picked = self._named_part(indices)
+        return part._pick(picked) if picked else part
+
+    def _named_part(self, indices: Any) -> tuple[Self, list[tuple[int, Self]]]:
+        """The part that ints, slices, None and Ellipsis cut out, and what else is picked of it.
+
+        That is: a dimension of the part, and the places in it.
         """
         given = list(indices) if isinstance(indices, tuple) else [indices]
-        given = self._without_ellipsis(given)
+        known = [self._known_index(index) for index in given]
+        given = [g if k is None else _Known(k) for g, k in zip(given, known, strict=True)]
         cuts: list[_Cut] = []
         layout: list[int | None] = []  # the dimensions of the result; None is a new one
-        picked: list[tuple[int, Self]] = []  # place in the result, values
-        for index in given:
+        picked: list[tuple[int, Self]] = []
+        for index in self._without_ellipsis(given):
             if index is None:
                 layout.append(None)
                 continue
             axis = len(cuts)
-            values = self._index_value(index)
-            if values is not None:
-                picked.append((len(layout), values))
-                cuts.append(_Cut(0, self.shape[axis]))
-                layout.append(axis)
-            elif isinstance(index, slice):
-                cuts.append(_slice(index, self.shape[axis]))
-                layout.append(axis)
-            else:
-                cuts.append(self._single(index, axis))
+            arrays = index.along(self.shape, axis) if isinstance(index, _Known) else [index]
+            for array in arrays:
+                values = self._index_value(array)
+                axis = len(cuts)
+                if values is not None:
+                    picked.append((len(layout), values))
+                    cuts.append(_Cut(0, self.shape[axis]))
+                    layout.append(axis)
+                elif isinstance(index, slice):
+                    cuts.append(_slice(index, self.shape[axis]))
+                    layout.append(axis)
+                else:
+                    cuts.append(self._single(index, axis))
         x = self._take(cuts)
-        x = x.reshape(tuple(1 if axis is None else x.shape[axis] for axis in layout))
-        return x._pick(picked) if picked else x
+        return x.reshape(tuple(1 if axis is None else x.shape[axis] for axis in layout)), picked
 
     def _without_ellipsis(self, given: list[Any]) -> list[Any]:
         """One index for each dimension, and the Nones."""
         places = [k for k, index in enumerate(given) if index is Ellipsis]
         if len(places) > 1:
             raise IndexError("an index can hold one Ellipsis (...), got more")
-        named = sum(1 for index in given if index is not None and index is not Ellipsis)
+        named = sum(
+            index.rank if isinstance(index, _Known) else index is not None and index is not Ellipsis
+            for index in given
+        )
         if named > self.ndim:
             raise IndexError(
                 f"{named} indices for a value of {self.ndim} dimensions, of shape {self.shape}"
@@ -112,33 +167,75 @@ class IndexingMixin(ProcessingMixin):
 
     def _pick(self, picked: list[tuple[int, Self]]) -> Self:
         """Elements by integer values: those whose place along a dimension equals the value."""
-        places = [place for place, _ in picked]
-        sizes = [self.shape[place] for place in places]
-        shape = broadcast_shape("index", *[values.shape for _, values in picked])
+        dims, sizes, shape, order = self._layout(picked)
         chosen: Self | None = None
         for k, (size, (_, values)) in enumerate(zip(sizes, picked, strict=True)):
+            here = _from_the_end(values, size)._is_place(size)
+            own = [size if j == k else 1 for j in range(len(sizes))]
+            here = here.reshape(values.shape + tuple(own))
+            chosen = here if chosen is None else chosen & here
+        assert chosen is not None
+        rest = [axis for axis in range(self.ndim) if axis not in dims]
+        x = self.permute([*rest, *dims])
+        kept = x.shape[: len(rest)]
+        x = x.reshape(kept + (1,) * len(shape) + tuple(sizes))
+        wide = kept + shape + tuple(sizes)
+        x = x._broadcast(wide)._select(chosen._broadcast(wide), len(sizes))
+        return x.permute(order)
+
+    def _layout(
+        self, picked: list[tuple[int, Self]]
+    ) -> tuple[list[int], list[Any], Shape, list[int]]:
+        """The dimensions that values pick from, their sizes, the shape of the values together,
+
+        and the order of the dimensions of the result, those that are left first.
+        """
+        for _, values in picked:
             if not dtypes.is_int(values.dtype):
                 raise IndexError(
                     f"an index must be of integers, got {values.dtype}; a mask picks a number of "
                     "elements that is not known before it runs: use where"
                 )
-            if not dtypes.is_unsigned(values.dtype):
-                values = (values < 0).where(values + values._scalar(size, values.dtype), values)
-            here = values._is_place(size)
-            own = [size if j == k else 1 for j in range(len(sizes))]
-            here = here.reshape(values.shape + tuple(own))
-            chosen = here if chosen is None else chosen & here
-        assert chosen is not None
-        rest = [axis for axis in range(self.ndim) if axis not in places]
-        x = self.permute([*rest, *places])
-        kept = x.shape[: len(rest)]
-        x = x.reshape(kept + (1,) * len(shape) + tuple(sizes))
-        wide = kept + shape + tuple(sizes)
-        x = x._broadcast(wide)._select(chosen._broadcast(wide), len(sizes))
-        together = places == list(range(places[0], places[0] + len(places)))
-        front = places[0] if together else 0
-        order = [*range(front), *range(len(rest), len(rest) + len(shape)), *range(front, len(rest))]
-        return x.permute(order)
+        dims = [place for place, _ in picked]
+        shape = broadcast_shape("index", *[values.shape for _, values in picked])
+        left, new = self.ndim - len(dims), len(shape)
+        together = dims == list(range(dims[0], dims[0] + len(dims)))
+        front = dims[0] if together else 0
+        order = [*range(front), *range(left, left + new), *range(front, left)]
+        return dims, [self.shape[d] for d in dims], shape, order
+
+    def _places_named(self, picked: list[tuple[int, Self]]) -> Self:
+        """Where the elements are that values pick, as places in the flattened whole.
+
+        -1 for one that is out of range.
+        """
+        dims, sizes, shape, order = self._layout(picked)
+        if not all_int(self.shape):
+            raise IndexError(
+                f"writing to computed places of the shape {self.shape}, which is symbolic, is not "
+                "supported; write slices"
+            )
+        dtype = dtypes.int32 if prod(self.shape) < 2**31 else dtypes.int64
+        strides = [prod(self.shape[d + 1 :]) for d in range(self.ndim)]
+        rest = [axis for axis in range(self.ndim) if axis not in dims]
+        wide = tuple(self.shape[d] for d in rest) + shape
+        total, inside = self._scalar(0, dtype), self._scalar(True)
+        for d, size, (_, values) in zip(dims, sizes, picked, strict=True):
+            place = _from_the_end(values, size)
+            here = place < size
+            inside = inside & (here if dtypes.is_unsigned(place.dtype) else here & (place >= 0))
+            total = total + place.cast(dtype) * strides[d]
+        for k, d in enumerate(rest):
+            own = self._scalar(0, dtypes.int32)._places(self.shape[d]).cast(dtype) * strides[d]
+            total = total + own.reshape((self.shape[d],) + (1,) * (len(wide) - k - 1))
+        return inside.where(total, -1)._broadcast_to(wide).permute(order)
+
+
+def _from_the_end(values: Any, size: Any) -> Any:
+    """Places, of which a negative one is counted from the end."""
+    if dtypes.is_unsigned(values.dtype):
+        return values
+    return (values < 0).where(values + values._scalar(size, values.dtype), values)
 
 
 def _from_front(place: Any, size: Any) -> Any:
@@ -160,6 +257,8 @@ def _slice(index: slice, size: Any) -> _Cut:
     if not len(places):
         return _Cut(0, 0)
     low, high = min(places[0], places[-1]), max(places[0], places[-1])
+    if low == high:
+        return _Cut(low, high + 1)
     return _Cut(low, high + 1, abs(places.step), places.step < 0)
 
 

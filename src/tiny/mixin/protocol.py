@@ -49,6 +49,10 @@ class GraphValue:
         def where(self, x: Any, y: Any) -> Self:
             """x where this is true, y elsewhere; in ElementwiseMixin."""
 
+    def _same(self) -> Self:
+        """This value, as the result of an operation: what is written here does not change it."""
+        return self
+
     @property
     def ndim(self) -> int:
         """How many dimensions there are."""

@@ -87,8 +87,10 @@ def copy_kernel(dtype: DType, shape: tuple[int, ...]) -> UOp:
     """PARAM 1 copied to PARAM 0, all of it."""
     loops: list[UOp] = []
     for size in shape:
+        axis = sum(loop.op is Ops.RANGE for loop in loops)
         end = UOp.const(size, dtypes.index)
-        loops.append(UOp(Ops.RANGE, dtypes.index, (end,), RangeArg(len(loops), AxisType.LOOP)))
+        loop = UOp(Ops.RANGE, dtypes.index, (end,), RangeArg(axis, AxisType.LOOP))
+        loops.append(UOp.const(0, dtypes.index) if size == 1 else loop)
     to, source = (
         UOp(Ops.INDEX, dtype, (UOp(Ops.PARAM, dtype, (), ParamArg(k, shape)), *loops))
         for k in (0, 1)
