@@ -186,6 +186,9 @@ class UOp(Node):
 
     def rebind(self, values: Mapping[str, Any]) -> UOp:
         """This with other values for bound variables, those that `values` names."""
+        if self.op is Ops.BIND:
+            name = self.src[0].arg.name
+            return self.src[0].bind(values[name]) if name in values else self
         new = {
             n: n.src[0].bind(values[n.src[0].arg.name])
             for n in self.postorder()
