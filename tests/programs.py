@@ -254,21 +254,27 @@ class _View:
 
     def tiny(m, k, way, how):
         x = m.items[k]
-        if way == "bits":
-            return x.bitcast(_from_np_dtype(np.dtype(how)))
-        if way == "detach":
-            return x.detach()
-        if way == "flip":
-            return x.flip(how) if how else x
-        if way == "permute":
-            return x.permute(how) if how else x
-        if way == "reshape":
-            return x.reshape(how)
-        if way == "expand":
-            return x.expand(how)
-        if way == "fold":
-            return x.flatten() if x.ndim else x.reshape(1)
-        return x[how]
+        found = view_of(x, way, how)
+        return Tensor(x) if found is x else found  # another object: it may be replaced
+
+
+def view_of(x: Tensor, way: str, how: Any) -> Tensor:
+    """A view of a tensor; itself where nothing changes."""
+    if way == "bits":
+        return x.bitcast(_from_np_dtype(np.dtype(how)))
+    if way == "detach":
+        return x.detach()
+    if way == "flip":
+        return x.flip(how) if how else x
+    if way == "permute":
+        return x.permute(how) if how else x
+    if way == "reshape":
+        return x.reshape(how)
+    if way == "expand":
+        return x.expand(how)
+    if way == "fold":
+        return x.flatten() if x.ndim else x.reshape(1)
+    return x[how]
 
 
 def draw_index(shape: tuple[int, ...], p: Pick) -> tuple[Any, ...]:

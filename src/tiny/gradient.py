@@ -14,10 +14,17 @@ from tiny.uop.ops import GroupOp, Ops, ReduceArg, UOp
 __all__ = ["compute_gradient"]
 
 Gradients = Sequence[UOp | None]
+# of a STORE to computed places, from the gradient of the flat view that it writes: the gradient of
+# what it writes, and of what it leaves there
+OrderedRule = Callable[[UOp, UOp], tuple[UOp, UOp]]
 
 
-def compute_gradient(root: UOp, root_grad: UOp, targets: set[UOp]) -> dict[UOp, UOp]:
+def compute_gradient(
+    root: UOp, root_grad: UOp, targets: set[UOp], ordered: OrderedRule | None = None
+) -> dict[UOp, UOp]:
     """The gradient of each target that `root` depends on, `root_grad` being that of `root`.
+
+    `ordered` is the rule for writes to computed places, which needs memory of its own.
 
     `root_grad` has the dtype of `root`, and its shape or (). A gradient has the dtype and the
     shape of its target. Integers, truth values, bitcasts and DETACH pass no gradient on.
@@ -39,7 +46,10 @@ def compute_gradient(root: UOp, root_grad: UOp, targets: set[UOp]) -> dict[UOp, 
         elif not _passes_gradient(node) or on_path.isdisjoint(node.src):
             continue
         picked = node in selected
-        parts = _parts(node, gradient, picked)
+        if node.op is Ops.AFTER:
+            parts: Iterable[tuple[UOp, UOp | None]] = _after(node, gradient, ordered)
+        else:
+            parts = _parts(node, gradient, picked)
         picked = picked or _selects(node)
         for source, part in parts:
             if part is None or source not in on_path:
@@ -73,8 +83,6 @@ def _passes_gradient(node: UOp) -> bool:
 def _parts(node: UOp, gradient: UOp, selected: bool) -> Iterable[tuple[UOp, UOp | None]]:
     """What a node's gradient adds to the gradients of its sources."""
     op = node.op
-    if op is Ops.AFTER:
-        return _after(node, gradient)
     if op in GroupOp.Movement:
         moved = move_back(node, gradient)
         return ((node.src[0], _move_back(node, gradient) if moved is None else moved),)
@@ -169,7 +177,9 @@ def _move_back(node: UOp, gradient: UOp) -> UOp:
 # ---------------------------------------------------------------- assignment
 
 
-def _after(node: UOp, gradient: UOp) -> list[tuple[UOp, UOp | None]]:
+def _after(
+    node: UOp, gradient: UOp, ordered: OrderedRule | None
+) -> list[tuple[UOp, UOp | None]]:
     """The gradients of the values stored, and of what the stores left of the first source."""
     _, path = _views(node.src[0])
     stores = [e for e in node.src[1:] if e.op is Ops.STORE]
@@ -181,13 +191,24 @@ def _after(node: UOp, gradient: UOp) -> list[tuple[UOp, UOp | None]]:
         rest = _move_back(step, rest)
     found: list[tuple[UOp, UOp | None]] = []
     for store, (_, steps) in zip(reversed(stores), reversed(views), strict=True):  # last wins
-        found.append((store.src[1], _move_along(steps, rest)))
-        if not any(step.op is Ops.SHRINK for step in steps):
-            return found  # all of it is overwritten
+        is_part = any(step.op is Ops.SHRINK for step in steps)
+        value, left = _move_along(steps, rest), None
+        if len(store.src) == 3:
+            if ordered is None:
+                raise RuntimeError("no gradient is known for writes to computed places")
+            value, left = ordered(store, value)
+            for step in reversed(steps):
+                left = _move_back(step, left)
+        found.append((store.src[1], value))
+        if not is_part:
+            if left is None:
+                return found  # all of it is overwritten
+            rest = left
+            continue
         written = _expand(UOp.const(True, dtypes.bool), store.src[0].shape)
         for step in reversed(steps):
             written = _move_back(step, written)
-        rest = written.alu(Ops.WHERE, rest.const_like(0), rest)
+        rest = written.alu(Ops.WHERE, rest.const_like(0) if left is None else left, rest)
     found.append((node.src[0], _move_along(path, rest)))
     return found
 

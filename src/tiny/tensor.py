@@ -949,7 +949,7 @@ class Tensor(View, CastsMixin):
                     retyped.setdefault(node.src[0], []).append(node)
         wanted = {t for t in targets if not (t.op is Ops.CONST and t.src)}
         wanted |= {node for nodes in retyped.values() for node in nodes}
-        grads = compute_gradient(self.uop, seed, wanted)
+        grads = compute_gradient(self.uop, seed, wanted, self._through_places)
 
         def total(target: UOp) -> UOp | None:
             if not (target.op is Ops.CONST and target.src):
@@ -963,6 +963,25 @@ class Tensor(View, CastsMixin):
             return result
 
         return [total(t) for t in targets]
+
+    def _through_places(self, store: UOp, gradient: UOp) -> tuple[UOp, UOp]:
+        """The gradients of what a STORE writes to computed places of a flat view, and leaves there.
+
+        Of several that are written to one place, the last one has it.
+        """
+        device = self.device
+        rest, places = self._value(gradient, device), self._value(store.src[2], device)
+        at = places.flatten()
+        count = self.arange(at.shape[0], dtype=dtypes.int32)
+        writer = self.empty(rest.shape, dtype=dtypes.int32, device=device)
+        writer._write(count.uop, at.uop)
+        inside = (at >= 0) & (at < rest.shape[0])
+        there = inside.where(at, 0)
+        is_last = inside & writer[there].eq(count)
+        value = is_last.where(rest[there], 0).reshape(places.shape)
+        left = rest.clone()
+        left._write(left._scalar(0, left.dtype).uop, at.uop)
+        return value.uop, left.uop
 
     def backward(self, gradient: Tensor | None = None) -> Self:
         """Add to `grad` of every float tensor in the graph that wants one, but of numbers."""
