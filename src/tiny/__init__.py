@@ -7,7 +7,7 @@ from tiny.device import Device
 from tiny.dtype import dtypes
 from tiny.engine import DeviceRuntime
 from tiny.engine.jit import TinyJit
-from tiny.helpers import Context, GlobalCounters, fetch, getenv
+from tiny.helpers import VERSION, Context, GlobalCounters, fetch, getenv
 from tiny.tensor import Tensor
 from tiny.uop.ops import UOp
 from tiny.uop.runtime import bind_runtime
@@ -15,6 +15,7 @@ from tiny.uop.runtime import bind_runtime
 bind_runtime(DeviceRuntime())
 
 Variable = UOp.variable
+__version__ = VERSION
 
 # layers are made of tensors, so they come once these can run
 from tiny import nn  # noqa: E402
@@ -26,6 +27,7 @@ __all__ = [
     "Tensor",
     "TinyJit",
     "Variable",
+    "__version__",
     "dtypes",
     "fetch",
     "getenv",

@@ -59,7 +59,8 @@ def run_script(path: Path, arguments: tuple[str, ...] = ()) -> types.ModuleType:
         if end.code not in (None, 0):
             raise ExportError(f"{path} ended with exit code {end.code}") from end
     except SyntaxError as error:
-        raise ExportError(f"{path}, line {error.lineno}: {error.msg}") from error
+        where = f", line {error.lineno}" if error.lineno else ""
+        raise ExportError(f"{path}{where}: {error.msg}") from error
     except Exception as error:
         frames = traceback.extract_tb(error.__traceback__)
         lines = [f.lineno for f in frames if f.filename == str(path)]
