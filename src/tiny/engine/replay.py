@@ -78,34 +78,42 @@ class Arguments:
 
     def __init__(self, given: Sequence[Tensor]) -> None:
         self.given = given
-        for t in given:
-            if t.uop.op is not Ops.BUFFER:
-                Tensor.realize(*given)
-                break
-        self.tensors: list[Tensor] = []
-        self.places: list[Place | None] = []
-        self.of: list[int] = []
-        self._storages: dict[int, list[int]] = {}  # by storage: its parameters
+        nodes = [t.uop for t in given]
+        if any(node.op is not Ops.BUFFER for node in nodes):
+            Tensor.realize(*given)
+            nodes = [t.uop for t in given]
+        self.tensors: list[Tensor] = list(given)
+        self.places: list[Place | None] = [
+            (node, 0, True) if node.op is Ops.BUFFER else memory_of(t)
+            for t, node in zip(given, nodes, strict=True)
+        ]
+        self.of: Sequence[int] = range(len(self.tensors))
         self.sharing: tuple[Any, ...] = ()  # which tensors are one, and which overlap
         self.copies: dict[int, UOp] = {}  # by parameter, of those that are not in order
-        for t in given:
-            uop = t.uop
-            place: Place | None = (uop, 0, True) if uop.op is Ops.BUFFER else memory_of(t)
-            mine = self._storages.setdefault(storage_number(t), [])
+        self._storages: dict[int, list[int]] | None = None  # by storage: its parameters
+        if len({storage_number(t) for t in given}) < len(self.tensors):
+            self._join()
+
+    def _join(self) -> None:
+        """Let whole tensors of one storage be one parameter; note which others overlap."""
+        places, self.places = self.places, []
+        self.tensors, of = [], []
+        by_storage: dict[int, list[int]] = {}
+        self._storages = by_storage
+        for t, place in zip(self.given, places, strict=True):
+            mine = by_storage.setdefault(storage_number(t), [])
             if mine and place is not None and place[2]:
                 same = [k for k in mine if self._is_whole(k) and self.tensors[k].dtype is t.dtype]
                 if same:
-                    self.of.append(same[0])
+                    of.append(same[0])
                     continue
-            self.of.append(len(self.tensors))
+            of.append(len(self.tensors))
             mine.append(len(self.tensors))
             self.tensors.append(t)
             self.places.append(place)
-        if len(self._storages) < len(given):
-            pairs = [
-                (k, j) for mine in self._storages.values() for k in mine for j in mine if k < j
-            ]
-            self.sharing = *self.of, *[pair for pair in pairs if self._overlap(*pair)]
+        self.of = of
+        pairs = [(k, j) for mine in by_storage.values() for k in mine for j in mine if k < j]
+        self.sharing = *of, *[pair for pair in pairs if self._overlap(*pair)]
 
     def _is_whole(self, k: int) -> bool:
         place = self.places[k]
@@ -127,6 +135,8 @@ class Arguments:
 
     def sharers(self, k: int) -> bool:
         """Whether another parameter shares elements with this one."""
+        if self._storages is None:
+            return False
         mine = self._storages[storage_number(self.tensors[k])]
         return any(j != k and self._overlap(k, j) for j in mine)
 
@@ -137,13 +147,14 @@ class Arguments:
     def memory(self) -> list[Any]:
         """The memory of each parameter; that of a copy where its elements are not in order."""
         found = []
-        self.copies = {}
-        for k, (tensor, place) in enumerate(zip(self.tensors, self.places, strict=True)):
+        for k, place in enumerate(self.places):
             if place is None:
-                self.copies[k] = copy_of(tensor)
+                self.copies[k] = copy_of(self.tensors[k])
                 found.append(buffer_of(self.copies[k]).memory)
+            elif place[2]:
+                found.append(buffer_of(place[0]).memory)
             else:
-                found.append(_piece(tensor, place))
+                found.append(_piece(self.tensors[k], place))
         return found
 
     def take(self, k: int) -> Buffer | None:
@@ -183,11 +194,9 @@ def _fewest_references(count: int) -> int:
 
 
 def _piece(tensor: Tensor, place: Place) -> Any:
-    """The memory of a tensor that is in one piece."""
-    node, offset, is_whole = place
+    """The memory of a tensor that is a part of a BUFFER, in one piece."""
+    node, offset, _ = place
     buffer = buffer_of(node)
-    if is_whole:
-        return buffer.memory
     itemsize = tensor.dtype.itemsize
     return Device[buffer.device].allocator._offset(
         buffer.memory, tensor.numel() * itemsize, offset * itemsize
@@ -257,6 +266,7 @@ class CapturedStep:
         self.lost: list[tuple[Owner, Tensor]] = []
         self.cleared: list[weakref.ref[Tensor]] = []  # those that had no gradient before the call
         self.emptied: list[weakref.ref[Tensor]] = []  # those that have none after it
+        self._is_flat = type(template) in (list, tuple) and all(x is HERE for x in template)
         self._clean: weakref.WeakSet[UOp] = weakref.WeakSet()
         self._seen = -1
 
@@ -328,5 +338,7 @@ class CapturedStep:
         """The result of a call."""
         if self.template is HERE:
             return made.tensors[0]
+        if self._is_flat:
+            return type(self.template)(made.tensors)
         rest = iter(made.tensors)
         return map_leaves(self.template, lambda leaf: next(rest) if leaf is HERE else leaf)

@@ -183,13 +183,13 @@ class _Parts:
             self.paths.append(path)
 
     def _tensor(self, x: Tensor) -> Any:
-        if is_number(x):
+        shape, dtype = x.shape, x.dtype
+        if dtype.kind == "w" and is_number(x):
             if not is_input(x):
                 return Tensor, x.uop.arg
             self.numbers[number_name(self.weak)] = x.uop.arg
             self.weak += 1
-            return Tensor, x.dtype
-        shape = x.shape
+            return Tensor, dtype
         if 0 not in shape:
             self.tensors.append(x)
         for size in shape:
@@ -198,7 +198,7 @@ class _Parts:
                 break
         wants = x.requires_grad
         # the function would add to a gradient that is there
-        return Tensor, shape, x.dtype, x.device, wants, wants is True and x.grad is not None
+        return Tensor, shape, dtype, x.device, wants, wants is True and x.grad is not None
 
     def _container(self, x: Any, kind: type, path: str) -> None:
         items: Sequence[Any]
@@ -214,7 +214,10 @@ class _Parts:
         self.parts.append(part)
         if self.paths is None:
             for item in items:
-                self.read(item)
+                if type(item) is Tensor:
+                    self.parts.append(self._tensor(item))
+                else:
+                    self.read(item)
             return
         self.paths.append(path)
         for step, item in _children(x) or ():
