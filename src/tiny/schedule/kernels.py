@@ -306,7 +306,8 @@ class _Builder:
                     index, gate = apply_movement(
                         node.op, resolved_arg(node), node.src[0].shape, node.shape, index, None
                     )
-                    assert gate is None, "a padded view can not be assigned to"
+                    assert gate is None or gates, "a padded view can not be assigned to"
+                    gates += () if gate is None else (gate,)
             buffer, shape = g.nodes[memory], g.shape[memory]
             if gates:
                 return [self.ordered(kernel, draft, value, index, gates)]
