@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
+from tiny._core.graph import Node
 from tiny._core.ops import Ops
 from tiny.dtype import (
     DTypeLike,
@@ -283,7 +284,7 @@ class ElementwiseMixin(MovementMixin):
         dtype = strong_dtype(least_upper_dtype(base.dtype, exponent.dtype))
         if dtype is dtypes.bool:
             dtype = dtypes.default_int
-        if not reverse and not isinstance(x, type(self)):
+        if not reverse and not isinstance(x, type(self) | Node):
             return base.cast(dtype)._constant_power(x)
         if not dtypes.is_float(dtype):
             return base.cast(dtype)._integer_power(exponent.cast(dtype))
