@@ -31,6 +31,7 @@ from tensor_graphs import (
     reduce,
     relu,
     reshape,
+    schedule,
     shrink,
     softmax,
     unfold,
@@ -295,6 +296,22 @@ def test_incomparable_hoisted_reductions_are_not_in_one_kernel():
     bound = check(mul(x, y))
     assert bound.schedule.stats.kernels == 2
     assert "other loops" in bound.schedule.items[0].reason
+
+
+def test_an_operand_of_a_product_that_packs_nothing_is_stored():
+    # a matrix with one row: no use of its elements but one, so the row's are not packed either
+    x, weight, bias = buffer(1, 300), buffer(1, 300), buffer(1, 300)
+    many, few = buffer(300, 200), buffer(300, 20)
+    scaled = add(mul(x, weight), bias)
+    bound = schedule(matmul(scaled, many))
+    assert [i.reason for i in bound.schedule.items] == [
+        "3 loads for each of 200 uses in a product that packs nothing",
+        "output",
+    ]
+    assert len(kernels_of(matmul(scaled, few))) == 1
+    assert len(kernels_of(matmul(relu(x), many))) == 1
+    assert len(kernels_of(matmul(mul(buffer(8, 300), expand(weight, 8, 300)), many))) == 1
+    check([matmul(scaled, many)])
 
 
 def test_loops_over_contiguous_memory_are_one():

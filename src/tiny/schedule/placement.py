@@ -23,6 +23,9 @@ FREE_WORK = 64  # a value that loads nothing is computed again below this work
 # An operand of a contraction may do this much work for each use; more where it is elementwise, as
 # that is done once an element when the operand is packed.
 PROLOGUE_WORK, PACKED_WORK = 16, 64
+# An operand of a product that packs nothing (of a matrix with one vector, say) is computed for each
+# use: where it is made of several loads, and used often, storing it saves loads and work.
+UNPACKED_LOADS, UNPACKED_COUNT = 2, 32
 BROADCAST_WORK, BROADCAST_COUNT = 16, 8  # more work, repeated more often, in an inner loop
 LOOSE_RATIO = 2.5  # points evaluated for each element needed; gated points count in part
 REDUCE_RATIO = 1.25
@@ -122,6 +125,8 @@ class Placement:
             if reused:
                 most = PACKED_WORK if costs.foot[i] == 1 else PROLOGUE_WORK
                 cheap = work <= most and again <= bound
+                if cheap and (reason := self.why_unpacked(i, requests, ratio)):
+                    return Verdict(Where.GLOBAL, reason)
             else:
                 cheap = again + (max(ratio, wanted) - 1) * work / OPERATIONS_A_BYTE <= bound
         if cheap and (work <= PROLOGUE_WORK if reused else (ratio - 1) * work <= LOCAL_WORK):
@@ -197,6 +202,18 @@ class Placement:
         if row > ROW_NBYTES:
             return f"reduction over a row of {amount(row, 'B')}, which leaves the cache"
         return self.why_not_ahead(kernel, mask, "reduction", row // 4)
+
+    def why_unpacked(self, i: int, requests: Sequence[Request], times: float) -> str:
+        """Why an operand of a sum of products, all of whose users compute it, is stored."""
+        kernel = requests[0].kernel
+        loads = self.costs.nbytes[i] // self.g.nodes[i].dtype.itemsize
+        if loads < UNPACKED_LOADS or self.costs.work[i] < 2 or times < UNPACKED_COUNT:
+            return ""
+        for r in requests:
+            summed = r.mask & ~kernel.output_loops
+            if r.kernel is not kernel or not summed or r.mask & kernel.contracting:
+                return ""
+        return f"{loads:.0f} loads for each of {times:.0f} uses in a product that packs nothing"
 
     def why_broadcast_apart(self, i: int, r: Request) -> str:
         """Why an elementwise value wanted once is not computed inside the kernel."""
