@@ -2,7 +2,8 @@
 
     python benchmarks/launch.py [--rounds 200]
 
-The kernels do nothing, so all of the time is the launch. With PyTorch installed it also shows a
+The kernels of the first table do nothing, so all of the time is the launch. The second shows calls
+of TinyJit: what kernels, arguments and results add. With PyTorch installed it also shows a
 parallel launch directly after one of its operators. Other work on the machine is felt at once: a
 parallel launch ends when the last thread has had its turn.
 """
@@ -13,7 +14,9 @@ import argparse
 import importlib.util
 import time
 from collections.abc import Callable
+from typing import Any
 
+from tiny import Tensor, TinyJit
 from tiny._core.launch import HostKernel, HostMemory, HostReplay, threads
 from tiny.bench import Times, print_table
 from tiny.bench import time_text as text
@@ -82,11 +85,54 @@ def main() -> None:
 
         a = torch.ones(256, 256)
         add("from Python, in parallel, after PyTorch", kernel(wide), 1, before=lambda: a @ a)
+    show(f"Launching kernels that do nothing, {threads()} threads", rows)
+    show("Calls of TinyJit, on tensors of 4 elements", jit_calls(rounds))
+
+
+def show(title: str, rows: list[tuple[str, Times, int]]) -> None:
+    """Print times for one unit each."""
     print_table(
-        f"Launching kernels that do nothing, {threads()} threads",
+        title,
         ("", "median", "least"),
         [(name, text(t.median / units), text(t.min / units)) for name, t, units in rows],
     )
+
+
+def jit_calls(rounds: int) -> list[tuple[str, Times, int]]:
+    """Times of replays by what they have many of."""
+    one = Tensor.ones(4).realize()
+    given = [Tensor.ones(4).realize() for _ in range(100)]
+
+    def steps(count: int) -> Callable[[Tensor], Tensor]:
+        def f(x: Tensor) -> Tensor:
+            for _ in range(count):
+                x = (x + 1).realize()
+            return x
+
+        return f
+
+    def results(count: int) -> Callable[[Tensor], list[Tensor]]:
+        return lambda x: [x + k for k in range(count)]
+
+    programs: list[tuple[str, Callable[..., object], Any]] = [
+        ("one kernel, one argument, one result", steps(1), one),
+        (f"{STEPS} kernels", steps(STEPS), one),
+        ("10 arguments", lambda xs: xs[0] + one, given[:10]),
+        ("100 arguments", lambda xs: xs[0] + one, given),
+        ("10 results", results(10), one),
+        ("100 results", results(100), one),
+    ]
+    rows = []
+    for name, function, x in programs:
+        jitted = TinyJit(function)
+        for _ in range(3):
+            jitted(x)
+        rows.append((name, measure(lambda f=jitted, x=x: f(x), rounds, 20), 1))  # type: ignore[misc]
+    least = rows[0][1].min
+    kernels = Times()
+    kernels.samples = [max(0.0, t - least) for t in rows[1][1].samples]
+    rows.insert(2, (f"  each of the {STEPS} beyond the first", kernels, STEPS - 1))
+    return rows
 
 
 if __name__ == "__main__":

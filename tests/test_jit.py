@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import threading
+import tracemalloc
 import warnings
 import weakref
 from collections import OrderedDict, defaultdict
@@ -1391,6 +1392,34 @@ def test_memory_stays_where_it_is():
     gc.collect()
     assert GlobalCounters.mem_used == held
     assert len(gc.get_objects()) - objects < 50
+
+
+def test_a_replay_makes_no_python_objects_for_its_kernels():
+    def taken(count: int) -> int:
+        """The most bytes of Python objects that a replay of so many kernels has at once."""
+
+        def f(x):
+            for _ in range(count):
+                x = (x.T + 1).realize()
+            return x
+
+        jitted, x = TinyJit(f), Tensor(numbers(4, 4)).realize()
+        for _ in range(4):
+            jitted(x)
+        assert len(jitted.captures[0]) == count
+        gc.collect()
+        tracemalloc.start()
+        try:
+            jitted(x)
+            before, _ = tracemalloc.get_traced_memory()
+            tracemalloc.reset_peak()
+            jitted(x)
+            return tracemalloc.get_traced_memory()[1] - before
+        finally:
+            tracemalloc.stop()
+
+    few, many = taken(2), taken(100)
+    assert many < few + 500  # an object is 28 bytes or more, so there are less than 1 in 5 kernels
 
 
 def test_temporaries_share_the_arena_of_the_capture():
