@@ -311,7 +311,7 @@ def test_an_operand_of_a_product_that_packs_nothing_is_stored():
     assert len(kernels_of(matmul(scaled, few))) == 1
     assert len(kernels_of(matmul(relu(x), many))) == 1
     assert len(kernels_of(matmul(mul(buffer(8, 300), expand(weight, 8, 300)), many))) == 1
-    check([matmul(scaled, many)])
+    check(matmul(scaled, many))
 
 
 def test_loops_over_contiguous_memory_are_one():
