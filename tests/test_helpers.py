@@ -20,6 +20,7 @@ from tiny.helpers import (
     DEBUG,
     DEV,
     NO_COLOR,
+    Cache,
     Context,
     ContextVar,
     GlobalCounters,
@@ -28,6 +29,8 @@ from tiny.helpers import (
     Timing,
     all_int,
     argfix,
+    cached,
+    caches,
     ceildiv,
     colored,
     dedup,
@@ -533,3 +536,43 @@ def test_fetch_offline_names_the_url(cache):
 
 def test_dev_is_text():
     assert isinstance(DEV.value, str)
+
+
+# ---------------------------------------------------------------- caches
+
+
+def test_a_cache_forgets_what_was_not_used_for_the_longest_time():
+    cache: Cache[str, int] = Cache("of this test", 2)
+    assert cache.put("a", 1) == 1 and cache.put("b", 2) == 2
+    assert cache.get("a") == 1  # used
+    cache.put("c", 3)
+    assert (cache.get("a"), cache.get("b"), cache.get("c")) == (1, None, 3)
+    assert caches()["of this test"] == (2, 2)
+    cache.clear()
+    assert len(cache) == 0 and cache.get("a") is None
+
+
+def test_a_function_that_remembers_is_listed():
+    @cached(2)
+    def square(x: int) -> int:
+        """x times x."""
+        calls.append(x)
+        return x * x
+
+    calls: list[int] = []
+    assert [square(x) for x in (1, 2, 1, 3, 1)] == [1, 4, 1, 9, 1] and calls == [1, 2, 3]
+    (name,) = [name for name in caches() if name.endswith("square")]
+    assert caches()[name] == (2, 2) and square.__doc__ == "x times x."
+
+
+def test_what_a_cache_forgets_may_use_the_cache():
+    class Curious:
+        def __del__(self):
+            seen.append(len(cache))
+
+    seen: list[int] = []
+    cache: Cache[int, Curious] = Cache("of curious things", 1)
+    cache.put(1, Curious())
+    cache.put(2, Curious())
+    cache.clear()
+    assert seen == [1, 0]

@@ -308,7 +308,7 @@ def test_equal_kernels_are_compiled_once(numbers, monkeypatch):
 
 def test_the_cache_of_kernels_is_bounded_and_frees_machine_code(numbers, monkeypatch):
     forget_kernels()
-    monkeypatch.setattr(realize_module, "MOST_KERNELS", 3)
+    monkeypatch.setattr(realize_module._kernels, "most", 3)
     for k in range(5):
         rows = host(numbers[: k + 1])
         value_of(rows * rows)
@@ -402,7 +402,7 @@ def test_errors_of_compiling_come_before_anything_runs(numbers, monkeypatch):
 
 def test_the_cache_of_compiled_schedules_is_bounded(numbers, monkeypatch):
     forget_kernels()
-    monkeypatch.setattr(realize_module, "MOST_SCHEDULES", 3)
+    monkeypatch.setattr(realize_module._schedules, "most", 3)
     for k in range(5):
         rows = host(numbers[: k + 1])
         value_of(rows * rows)

@@ -26,12 +26,16 @@ import urllib.parse
 import urllib.request
 import warnings
 import weakref
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Self, TypeGuard, TypeVar
+from typing import Any, ClassVar, Generic, ParamSpec, Self, TypeGuard, TypeVar
 
+K = TypeVar("K")
+P = ParamSpec("P")
 T = TypeVar("T")
+V = TypeVar("V")
 
 VERSION = "0.1.0"  # of the package; pyproject.toml reads it here
 
@@ -113,6 +117,69 @@ def make_lock(order: int) -> Any:
     that are replayed, 2 devices, 3 caches, 4 compilers.
     """
     return _locks.make(order)
+
+
+class Cache(Generic[K, V]):
+    """At most `most` values by key; the one that was not used for the longest time goes first.
+
+    Threads may share it. All there are are listed by `caches`, under their names.
+    """
+
+    def __init__(self, name: str, most: int) -> None:
+        self.most = most
+        self._values: OrderedDict[K, V] = OrderedDict()
+        self._lock = make_lock(3)
+        _sizes[name] = lambda: (len(self), self.most)
+
+    def get(self, key: K) -> V | None:
+        """The value of a key; None if there is none."""
+        with self._lock:
+            found = self._values.get(key)
+            if found is not None:
+                self._values.move_to_end(key)
+            return found
+
+    def put(self, key: K, value: V) -> V:
+        """Keep a value; it is returned."""
+        with self._lock:
+            self._values[key] = value
+            gone = [self._values.popitem(last=False) for _ in range(len(self) - self.most)]
+        del gone  # outside of the lock: what dies may take others
+        return value
+
+    def clear(self) -> None:
+        """Forget all."""
+        with self._lock:
+            gone, self._values = self._values, OrderedDict()
+        gone.clear()
+
+    def values(self) -> list[V]:
+        """What is kept, used last last."""
+        with self._lock:
+            return list(self._values.values())
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+
+def cached(most: int) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """A function that remembers its results for the last `most` arguments; listed by `caches`."""
+
+    def wrap(function: Callable[P, T]) -> Callable[P, T]:
+        remembering = functools.lru_cache(most)(function)
+        name = f"{function.__module__}.{function.__qualname__}"
+        _sizes[name] = lambda: (remembering.cache_info().currsize, most)
+        return functools.wraps(function)(remembering)  # type: ignore[return-value]  # same call
+
+    return wrap
+
+
+_sizes: dict[str, Callable[[], tuple[int, int]]] = {}
+
+
+def caches() -> dict[str, tuple[int, int]]:
+    """How many entries each cache has, and how many it may have, by name."""
+    return {name: size() for name, size in sorted(_sizes.items())}
 
 
 def cpu_count() -> int:

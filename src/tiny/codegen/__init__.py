@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Sequence
 
 from tiny.codegen.opt import Kernel, KernelOptError, Opt, OptOps
 from tiny.codegen.program import LinearProgram, Phase, ProgramParam
-from tiny.helpers import NOOPT, SPEC, STRICT_REDUCE
+from tiny.helpers import NOOPT, SPEC, STRICT_REDUCE, Cache
 from tiny.uop.ops import UOp
 from tiny.uop.structure import check_kernel, check_program
 from tiny.uop.target import Target
 
 __all__ = ["KernelOptError", "LinearProgram", "Opt", "OptOps", "Phase", "ProgramParam", "lower"]
 
-# (kernel's structural key, target, Opts asked for, settings) -> program, the latest last
-_programs: OrderedDict[tuple[object, ...], LinearProgram] = OrderedDict()
-MAX_PROGRAMS = 4096
+# (kernel's structural key, target, Opts asked for, settings) -> program
+_programs: Cache[tuple[object, ...], LinearProgram] = Cache("linear programs", 2048)
 
 
 def lower(kernel: UOp, target: Target, opts: Sequence[Opt] | None = None) -> LinearProgram:
@@ -29,14 +27,7 @@ def lower(kernel: UOp, target: Target, opts: Sequence[Opt] | None = None) -> Lin
     asked = kernel.arg.opts_to_apply if opts is None and kernel.arg is not None else opts
     asked = None if asked is None else tuple(asked)
     key = (kernel.key, target, asked, bool(NOOPT), bool(STRICT_REDUCE))
-    program = _programs.get(key)
-    if program is None:
-        program = _programs[key] = _lower(kernel, target, asked)
-        if len(_programs) > MAX_PROGRAMS:
-            _programs.popitem(last=False)
-    else:
-        _programs.move_to_end(key)
-    return program
+    return _programs.get(key) or _programs.put(key, _lower(kernel, target, asked))
 
 
 def _lower(ast: UOp, target: Target, opts: tuple[Opt, ...] | None) -> LinearProgram:

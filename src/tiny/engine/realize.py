@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -20,9 +19,9 @@ from tiny.helpers import (
     JIT,
     NOOPT,
     STRICT_REDUCE,
+    Cache,
     GlobalCounters,
     colored,
-    make_lock,
     nbytes_text,
 )
 from tiny.schedule import Schedule, ScheduleItem, Slot
@@ -44,7 +43,7 @@ __all__ = [
 
 Numbers = Sequence[int] | Mapping[int, int]
 
-MOST_KERNELS = 4096
+MOST_KERNELS = 2048  # 60 KB each, most of it pages of machine code
 MOST_SCHEDULES = 1024
 LINES_SHOWN = 2000  # of a graph or a program
 
@@ -60,10 +59,9 @@ class CompiledKernel(NamedTuple):
 
 # The kernel itself is part of the key: nodes are unique, so a hit is the same graph. Its machine
 # code is freed with the entry, or with the last who still runs it.
-_kernels: OrderedDict[tuple[Any, ...], CompiledKernel] = OrderedDict()
+_kernels: Cache[tuple[Any, ...], CompiledKernel] = Cache("kernels", MOST_KERNELS)
 # By the number of the schedule, which the entry keeps alive, and what its kernels depend on.
-_schedules: OrderedDict[tuple[Any, ...], CompiledSchedule] = OrderedDict()
-_lock = make_lock(3)
+_schedules: Cache[tuple[Any, ...], CompiledSchedule] = Cache("compiled schedules", MOST_SCHEDULES)
 
 
 def _settings() -> tuple[bool, ...]:
@@ -78,24 +76,13 @@ def compile_kernel(kernel: UOp, device: Compiled) -> CompiledKernel:
     lacks, and the devices that have it.
     """
     key = (kernel, device, *_settings())
-    with _lock:
-        found = _kernels.get(key)
-        if found is not None:
-            _kernels.move_to_end(key)
-            return found
-    found = _compile(kernel, device)
-    with _lock:
-        _kernels[key] = found
-        if len(_kernels) > MOST_KERNELS:
-            _kernels.popitem(last=False)
-    return found
+    return _kernels.get(key) or _kernels.put(key, _compile(kernel, device))
 
 
 def forget_kernels() -> None:
     """Empty the caches of compiled kernels and schedules."""
-    with _lock:
-        _kernels.clear()
-        _schedules.clear()
+    _kernels.clear()
+    _schedules.clear()
 
 
 def _compile(kernel: UOp, device: Compiled) -> CompiledKernel:
@@ -398,17 +385,7 @@ def compile_linear(schedule: Schedule) -> CompiledSchedule:
     Errors as `compile_kernel`'s; nothing has run then.
     """
     key = (id(schedule), DEV.value, *_settings())
-    with _lock:
-        found = _schedules.get(key)
-        if found is not None:
-            _schedules.move_to_end(key)
-            return found
-    found = CompiledSchedule(schedule)
-    with _lock:
-        _schedules[key] = found
-        if len(_schedules) > MOST_SCHEDULES:
-            _schedules.popitem(last=False)
-    return found
+    return _schedules.get(key) or _schedules.put(key, CompiledSchedule(schedule))
 
 
 def run_linear(

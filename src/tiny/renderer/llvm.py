@@ -12,7 +12,6 @@ non-temporal store is an ordinary one where its address is no multiple of the ve
 
 from __future__ import annotations
 
-import functools
 import math
 import struct
 from collections.abc import Callable, Collection
@@ -20,6 +19,7 @@ from typing import NamedTuple
 
 from tiny.codegen.program import LinearProgram
 from tiny.dtype import DType, dtypes, float_to_fp8, truncate
+from tiny.helpers import cached
 from tiny.renderer import Renderer
 from tiny.uop.ops import AxisType, GroupOp, Ops, UOp
 from tiny.uop.target import Target
@@ -68,7 +68,7 @@ def memory_type(dtype: DType) -> str:
     return "i8" if dtype is dtypes.bool else register_type(dtype)
 
 
-@functools.lru_cache(1024)
+@cached(1024)
 def register_type(dtype: DType, lanes: int = 1) -> str:
     """The type of a value, `lanes` of them if more than one."""
     if dtype is dtypes.bool:
@@ -844,7 +844,7 @@ CPU_OPS = frozenset(_VALUES) & GroupOp.Elementwise
 _ELSEWHERE = frozenset({Ops.PARAM, Ops.DEFINE_LOCAL, Ops.DEFINE_VAR, Ops.SINK, Ops.NOOP, Ops.GROUP})
 
 
-@functools.lru_cache(1024)
+@cached(1024)
 def _mask(picked: tuple[int, ...]) -> str:
     """The lanes that a shuffle picks."""
     return f"<{len(picked)} x i32> <{', '.join([f'i32 {k}' for k in picked])}>"

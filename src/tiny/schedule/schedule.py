@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from tiny._core.graph import canonical_key, open_key
 from tiny.dtype import DType
-from tiny.helpers import DEBUG, NO_MEMORY_PLANNER, SPEC, STRICT_REDUCE, disable_gc, make_lock
+from tiny.helpers import DEBUG, NO_MEMORY_PLANNER, SPEC, STRICT_REDUCE, Cache, disable_gc
 from tiny.schedule.constants import SPECIAL, with_variables
 from tiny.schedule.graph import MEMORY, TensorGraph, canonicalise, read_graph
 from tiny.schedule.joins import join_steps
@@ -126,9 +125,8 @@ class _Family:
         self.varied: frozenset[int] = frozenset()
 
 
-_cache: OrderedDict[tuple[object, ...], Schedule] = OrderedDict()
-_families: OrderedDict[tuple[object, ...], _Family] = OrderedDict()
-_lock = make_lock(3)
+_cache: Cache[tuple[object, ...], Schedule] = Cache("schedules", MOST_SCHEDULES)
+_families: Cache[tuple[object, ...], _Family] = Cache("families of graphs", MOST_SCHEDULES)
 
 
 def create_schedule(
@@ -153,7 +151,7 @@ def create_schedule(
     devices = dict.fromkeys((default_device, *[b.arg.device for b in buffers]))
     targets = tuple([target_of(device) for device in devices])
     settings = (default_device, targets, bool(NO_MEMORY_PLANNER), bool(STRICT_REDUCE))
-    schedule = _look_up((key, *settings))
+    schedule = _cache.get((key, *settings))
     if schedule is None:
         # without their constants many graphs are one
         family, constants = open_key(sink, SPECIAL)
@@ -161,35 +159,20 @@ def create_schedule(
         varied = _what_varied((family, *settings), constants)
         if varied is not None:
             place = varied
-            schedule = _look_up(place)
+            schedule = _cache.get(place)
             values.update((f"~{k}", constants[k].arg) for k in varied.places)
         if schedule is None:
             graph = canonicalise(sink, buffers)
             if varied is not None:
                 graph = with_variables(graph, constants, varied.places)
             schedule = _make_schedule(graph, buffers, target_of, default_device)
-            _keep(place, schedule)
+            _cache.put(place, schedule)
     for name in schedule.variables:
         if name not in values:
             raise ValueError(
                 f"variable {name!r} has no value: bind it, with .bind(value), where it enters"
             )
     return BoundSchedule(schedule, tuple(buffers), values)
-
-
-def _look_up(key: tuple[object, ...]) -> Schedule | None:
-    with _lock:
-        schedule = _cache.get(key)
-        if schedule is not None:
-            _cache.move_to_end(key)
-    return schedule
-
-
-def _keep(key: tuple[object, ...], schedule: Schedule) -> None:
-    with _lock:
-        _cache[key] = schedule
-        if len(_cache) > MOST_SCHEDULES:
-            _cache.popitem(last=False)
 
 
 class _Varied(NamedTuple):
@@ -205,24 +188,20 @@ def _what_varied(key: tuple[object, ...], constants: Sequence[UOp]) -> _Varied |
     if not constants:
         return None
     now = tuple([c.arg for c in constants])
-    with _lock:
-        family = _families.get(key)
-        if family is None:
-            _families[key] = _Family(now)
-            if len(_families) > MOST_SCHEDULES:
-                _families.popitem(last=False)
-            return None
-        _families.move_to_end(key)
-        pairs = enumerate(zip(now, family.first, strict=True))
-        family.varied |= {k for k, (a, b) in pairs if a != b}
-        return _Varied(key, family.first, family.varied) if family.varied else None
+    family = _families.get(key)
+    if family is None:
+        _families.put(key, _Family(now))
+        return None
+    pairs = enumerate(zip(now, family.first, strict=True))
+    # if another thread adds places meanwhile, they are found again
+    family.varied |= {k for k, (a, b) in pairs if a != b}
+    return _Varied(key, family.first, family.varied) if family.varied else None
 
 
 def forget_schedules() -> None:
     """Empty the cache of schedules."""
-    with _lock:
-        _cache.clear()
-        _families.clear()
+    _cache.clear()
+    _families.clear()
 
 
 def cached_schedules() -> int:
