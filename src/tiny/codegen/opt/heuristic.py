@@ -243,8 +243,11 @@ class _Choice:
                 size = axis.inner_size if axis.blocks_of < 0 else axis.size
                 step = axis.step if axis.blocks_of < 0 else 1
                 counts[k] = 1 << 20 if size is None else -(-size // step)
-        outer = next((k for k, n in counts.items() if shares_evenly(n)), None)
+        evenly = [k for k, n in counts.items() if shares_evenly(n)]
         main = self.nests[0]
+        if main.sums:  # of a size known at run time, threads would share steps that are not there
+            evenly.sort(key=lambda k: kernel.axes[k].size is None)
+        outer = evenly[0] if evenly else None
         results = math.prod([self.sizes[k] for k in axes_of(main.outputs)])
         is_long = seconds > SPLIT_SUM and results * SPLIT_PARTS <= MOST_SHARED_SUMS
         is_one_sum = outer is None and len(self.nests) == 2 and main.sums

@@ -68,7 +68,10 @@ class Loops:
         orders += [[*batch, *rest[k:], *rest[:k]] for k in range(1, len(rest))]
         found: list[list[Level]] = []
         for order in orders:
-            shared = next((x for x in order if shares_evenly(x.count)), None)
+            evenly = [x for x in order if shares_evenly(x.count)]
+            # of a size known at run time, threads would share steps that are not there
+            evenly.sort(key=lambda x: self.kernel.axes[x.axis].size is None)
+            shared = evenly[0] if evenly else None
             if shared is not None and order[0] is not shared:
                 order = [shared, *[x for x in order if x is not shared]]
             if order not in found:
