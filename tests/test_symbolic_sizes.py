@@ -11,6 +11,7 @@ import symbolic_programs as sp
 from conftest import FULL, examples
 from tiny import Context, Tensor, TinyJit, Variable, dtypes, nn
 from tiny.engine import realize
+from tiny.mixin import sizes
 from tiny.mixin.sizes import settled
 from tiny.uop.ops import Ops, UOp
 
@@ -717,3 +718,16 @@ def test_prompts_of_any_length_and_then_single_tokens(captured):
         position += 1
     if captured:
         assert (len(prompt.captures), len(token.captures)) == (1, 1)
+
+
+def test_bounds_that_are_exact_need_no_trial(monkeypatch):
+    n, m = Variable("n", 0, 9), Variable("m", 1, 4)
+    exact = [n + 1 - 10, n * 3 - m * 2 - 5, n * -2 + 18, n.bind(3) + m * 5 - 5]
+    others = [n - n * 2, n * m - m, (n + m) * 2 - n, n.bind(3) - n * 2, (n + m) % 3 - 1]
+    found = [sizes._least_tried(size) for size in exact + others]
+    assert found == [-9, -13, 0, 0, -9, -4, 2, -9, -1]
+    assert [sizes._is_bound_exact(s.postorder()) for s in exact + others] == [True] * 4 + [
+        False
+    ] * 5
+    monkeypatch.setattr(sizes, "_is_bound_exact", lambda order: False)
+    assert [sizes._least_tried(size) for size in exact + others] == found

@@ -76,9 +76,11 @@ def _least_tried(size: Node) -> int:
 
     Its lower bound if they are too many, or if it is no sum or product of them.
     """
+    order = size.postorder()
+    if _is_bound_exact(order):
+        return least(size)
     import numpy as np
 
-    order = size.postorder()
     variables = [n for n in order if n.op is Ops.DEFINE_VAR]
     counts = [n.vmax - n.vmin + 1 for n in variables]
     if prod(counts) > MOST_TRIED:
@@ -98,6 +100,22 @@ def _least_tried(size: Node) -> int:
             return least(size)
     return int(np.min(values[size]))
 
+
+def _is_bound_exact(order: Sequence[Node]) -> bool:
+    """Whether a size, given as its nodes, is a sum of multiples of Variables, each there once."""
+    used: set[Node] = set()
+    for n in order:
+        if n.op not in _LINEAR or (n.op is Ops.MUL and Ops.CONST not in (s.op for s in n.src)):
+            return False
+        for s in n.src:
+            if s.op is not Ops.CONST:
+                if s in used:
+                    return False
+                used.add(s)
+    return True
+
+
+_LINEAR = frozenset({Ops.CONST, Ops.DEFINE_VAR, Ops.BIND, Ops.ADD, Ops.MUL})
 
 MOST_TRIED = 1 << 14  # values of Variables, in a proof
 
