@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
 
 from conftest import examples
+from numpy_runtime import bound
 from programs import KINDS, MOST_ALIVE, Machine, Pick, Rejected, differs
 from tiny import Tensor
 from tiny.uop.runtime import JitError
@@ -47,9 +48,14 @@ class Programs(RuleBasedStateMachine):
         if len(alive) > MOST_ALIVE:
             self.attempt("delete", number)
 
+    runs_on = "devices"
+
     def teardown(self) -> None:
         for way in ("steps", "lazy", "reverse", "shuffled", "jit"):
-            run(self.program, way)
+            if way == "jit" and self.runs_on != "devices":
+                continue  # what is replayed is code of a device
+            with bound(self.runs_on):
+                run(self.program, way)
         seen.update(self.machine.counts)
         seen["programs"] += 1
         seen["steps"] += len(self.program)
@@ -113,10 +119,18 @@ def compare(ours: Machine, arrays: list[Any], program: Any, way: str, order: Any
             raise AssertionError(f"{way}: tensor {k}: {difference}, after\n{lines}")
 
 
-def test_programs_equal_numpy_whenever_they_are_computed():
-    count = int(os.environ.get("PROGRAMS", 0)) or examples(5000, 25)
+class EvaluatedPrograms(Programs):
+    """The same with graphs that the tests' evaluator computes, by NumPy: many times as fast."""
+
+    runs_on = "evaluator"
+
+
+@pytest.mark.parametrize("machine", [Programs, EvaluatedPrograms])
+def test_programs_equal_numpy_whenever_they_are_computed(machine):
+    few, many = (25, 5000) if machine is Programs else (40, 5000)
+    count = int(os.environ.get("PROGRAMS", 0)) or examples(many, few)
     run_state_machine_as_test(
-        Programs, settings=settings(max_examples=count, stateful_step_count=40)
+        machine, settings=settings(max_examples=count, stateful_step_count=40)
     )
     print(dict(sorted(seen.items())))
 

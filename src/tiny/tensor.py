@@ -993,7 +993,7 @@ class Tensor(View, CastsMixin):
             and t.requires_grad is not False
             and t.is_floating_point()
             and t.dtype not in dtypes.weaks
-            and (t.device is not None or t._storage.node.op is not Ops.CONST)
+            and (t.device is not None or t.uop.op is not Ops.CONST or t.uop.src)
             and t.uop in nodes
         ]
         for tensor, result in zip(
