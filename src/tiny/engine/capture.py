@@ -251,10 +251,10 @@ class Replay:
         self.outputs = list(self.fresh if outputs is None else outputs)
         self.placed = dict(placed or {})
         written = {k for step in plan.steps for k in step.written}
-        overwritten = written | set(self.placed.values())
-        self.spent = [k for k in donated if k in overwritten]  # no argument of the user's then
+        self.spent = [k for k in donated if k in self.placed.values()]
+        self.returned: list[int] = []  # of the spent ones, those that are results as they are
         params = plan.of_role("param")
-        self.written_params = [k for k in params if k in written and k not in donated]
+        self.written_params = [k for k in params if k in written and k not in self.spent]
         cells = list(zip(plan.of_role("bound"), self.bound, strict=True))
         self.written = [node for k, node in cells if k in written]
         self.read = [node for k, node in cells if k not in written]
@@ -293,7 +293,7 @@ class Capture(Replay):
 
     `outputs` are the uids of the BUFFERs that are returned; each run makes new ones. What the step
     filled from the host is neither in `written` nor in `read`. Of the `donated` parameters those
-    are spent that are overwritten or returned.
+    are spent that have results in their memory.
     """
 
     def __init__(
@@ -301,7 +301,7 @@ class Capture(Replay):
     ) -> None:
         cells = _Cells(recording)
         steps = cells.steps()
-        outside = {cells.of(uid) for uid in (*recording.params, *recording.bound)} - {*donated}
+        outside = {cells.of(uid) for uid in (*recording.params, *recording.bound)}
         fresh = [cells.of(uid) for uid in outputs]
         steps = _needed(steps, {*outside, *fresh})
         used = {k for step in steps for k in step.slots}
@@ -334,6 +334,7 @@ class Capture(Replay):
             tuple(cells.constants),
         )
         super().__init__(plan, [bound[k] for k in kept], results, placed, donated)
+        self.returned = [k for n, k in placed.items() if outputs[n] in recording.params]
         outer = set(recording.bound.values())
         self.written = [node for node in self.written if node in outer]
         self.read = [node for node in self.read if node in outer]

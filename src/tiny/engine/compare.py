@@ -157,7 +157,8 @@ def _buffer_below(storage: Storage) -> Buffer:
 def _written_by(step: CapturedStep, arguments: Arguments) -> list[Storage]:
     """The storages that a replay writes."""
     found = [owners.get(node) for node in step.capture.written]
-    found += [arguments.tensors[k]._storage for k in step.capture.written_params]
+    changed = (*step.capture.written_params, *step.capture.returned)
+    found += [arguments.tensors[k]._storage for k in changed]
     return [storage for storage in dict.fromkeys(found) if storage is not None]
 
 

@@ -169,7 +169,8 @@ class Arguments:
             return None
         del buffer
         now, fewest = _references(self, k), _fewest_references(len(mine))
-        return buffer_of(place[0]) if now <= fewest else None
+        alone = all(n <= least for n, least in zip(now, fewest, strict=True))
+        return buffer_of(place[0]) if alone else None
 
     def buffers(self) -> Iterator[Buffer]:
         """The memory that each of them is in, but of constants."""
@@ -179,15 +180,20 @@ class Arguments:
                 yield buffer_of(base)
 
 
-def _references(arguments: Arguments, k: int) -> int:
-    """How much refers to the BUFFER of a parameter or its memory: tensors, graphs, captures."""
-    place = arguments.places[k]
+def _references(arguments: Arguments, k: int) -> tuple[int, int, int]:
+    """How much refers to the BUFFER of a parameter, to its memory, and to its storage.
+
+    Graphs and captures refer to the BUFFER. A view refers to the storage; if that was computed
+    since, not to the BUFFER yet.
+    """
+    place, storage = arguments.places[k], arguments.tensors[k]._storage
     assert place is not None
-    return sys.getrefcount(place[0]) + sys.getrefcount(place[0].handle)
+    node = place[0]
+    return sys.getrefcount(node), sys.getrefcount(node.handle), sys.getrefcount(storage)
 
 
 @functools.cache
-def _fewest_references(count: int) -> int:
+def _fewest_references(count: int) -> tuple[int, int, int]:
     """How much refers to a BUFFER of which there are `count` tensors, and nothing else."""
     tensor = Tensor(runtime().empty((1,), dtypes.uint8, runtime().default_device()))
     return _references(Arguments([tensor, *[alias(tensor) for _ in range(count - 1)]]), 0)
@@ -201,6 +207,12 @@ def _piece(tensor: Tensor, place: Place) -> Any:
     return Device[buffer.device].allocator._offset(
         buffer.memory, tensor.numel() * itemsize, offset * itemsize
     )
+
+
+def _tell(tensor: Tensor, what_follows: str) -> None:
+    """Say with DEBUG=2 that donating a tensor was of no use."""
+    if DEBUG >= 2:
+        print(f"donated memory of {tensor} is in use elsewhere: {what_follows}")
 
 
 def copy_of(tensor: Tensor) -> UOp:
@@ -310,9 +322,14 @@ class CapturedStep:
         memory = arguments.memory()
         spent: dict[int, Buffer] = {}
         for k in capture.spent:
+            place = arguments.places[k]
+            if k in capture.returned:
+                assert place is not None, "is_held says whether it is there"
+                spent[k] = buffer_of(place[0])
+                continue
             taken = arguments.take(k) if donate else None
-            if taken is None and DEBUG >= 2 and donate:
-                print(f"donated memory of {arguments.tensors[k]} is in use elsewhere: it is copied")
+            if taken is None and donate:
+                _tell(arguments.tensors[k], "it is copied")
             spent[k] = taken or buffer_of(copy_of(arguments.tensors[k]))
             memory[k] = spent[k].memory
         made = iter(capture.run(memory, tuple(numbers.values())))
@@ -329,10 +346,25 @@ class CapturedStep:
 
     def prepare(self, arguments: Arguments) -> None:
         """Give arguments that are written memory that nobody else reads."""
-        if self.capture.written_params:
-            own = [own_memory(arguments.tensors[k]) for k in self.capture.written_params]
+        changed = [*self.capture.written_params, *self.capture.returned]
+        if changed:
+            own = [own_memory(arguments.tensors[k]) for k in changed]
             compute_readers(own, weakref.WeakSet())
             arguments.locate()
+
+    def is_held(self, arguments: Arguments) -> bool:
+        """Whether a donated argument that the step returns is seen by something else too.
+
+        It would see what is done to the result, so the function has to run.
+        """
+        if not self.capture.returned:
+            return False
+        self.prepare(arguments)
+        for k in self.capture.returned:
+            if arguments.take(k) is None:
+                _tell(arguments.tensors[k], "the function runs plainly")
+                return True
+        return False
 
     def result(self, made: Run) -> Any:
         """The result of a call."""

@@ -66,7 +66,7 @@ def capture_step(
     check_sharing(traced.arguments, capture)
     # The function's own tensors go; whoever keeps one would not see what a replay makes instead.
     template = map_leaves(traced.result, lambda x: HERE if _is_result(x) else x)
-    results = [alias(t) for t in outputs]
+    results = [traced.handed_out(t) for t in outputs]
     for old, new in zip(outputs, results, strict=True):
         new.grad = old.grad
     step = CapturedStep(capture, recipe, template, _hold(capture, traced.had), traced.call)
@@ -173,6 +173,16 @@ class _Traced:
                 owner = Owner(outside=weakref.ref(tensor))
             found.append((owner, gradient))
         return found
+
+    def handed_out(self, result: Tensor) -> Tensor:
+        """A tensor of the result, as the caller gets it: a donated argument is that itself."""
+        for theirs, k in zip(self.given, self.arguments.of, strict=True):
+            if theirs._storage is result._storage:
+                mine = self.arguments.tensors[k].uop
+                new = Tensor(result.uop.substitute({theirs._storage.node: mine}, walk=True))
+                new.requires_grad = result.requires_grad
+                return new
+        return alias(result)
 
     def _write_back(self) -> None:
         """Write to the arguments what the function wrote to what stands for them."""
