@@ -675,6 +675,24 @@ def test_state_that_is_returned_is_a_view_of_it():
         assert whole.tolist() == [6.0, 7.0] and part.tolist() == [7.0]
 
 
+def test_results_that_are_state_may_be_dropped():
+    state = Tensor([1.0, 2.0]).realize()
+    f = TinyJit(lambda x: (state.assign(state + x), state)[1])
+    for k in range(8):
+        result = f(Tensor([1.0, 1.0]))
+        assert result.tolist() == [k + 2.0, k + 3.0]
+        del result
+    assert len(f.captures) == 1 and f._table.losses == 0
+    kept = f(Tensor([1.0, 1.0]))
+    g = TinyJit(lambda x: x * state)
+    for _ in range(3):
+        g(Tensor([1.0, 1.0]))
+    del kept
+    for _ in range(3):
+        assert g(Tensor([1.0, 1.0])).tolist() == state.tolist()
+    assert g._table.losses == 0
+
+
 def test_a_returned_tensor_from_outside_that_is_replaced_is_returned_anew():
     class Model:
         c = Tensor([1.0]).realize()

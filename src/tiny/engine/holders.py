@@ -7,6 +7,7 @@ It finds here which tensors those are, and makes its results look as if Python h
 from __future__ import annotations
 
 import contextlib
+import functools
 import weakref
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
@@ -171,6 +172,22 @@ def alias(tensor: Tensor) -> Tensor:
     return other
 
 
+# Tensors over storages from outside that a step returned, by id: others than the function's own.
+_handed_out: dict[int, weakref.ref[Tensor]] = {}
+
+
+def hand_out(tensor: Tensor) -> Tensor:
+    """Note that a tensor was made for the caller of a step, which may drop it."""
+    number = id(tensor)
+    _handed_out[number] = weakref.ref(tensor, functools.partial(_handed_out.pop, number))
+    return tensor
+
+
+def was_handed_out(tensor: Tensor) -> bool:
+    """Whether a tensor was made for the caller of a step."""
+    return id(tensor) in _handed_out
+
+
 def make_unreadable(tensor: Tensor, node: UOp) -> None:
     """Let a tensor's value be that of a BUFFER without contents. Other tensors keep theirs."""
     tensor._move_to(Storage(node, node.arg.device), node, node)
@@ -272,7 +289,7 @@ class Recipe:
             assert found is not None, "is_complete says whether it is there"
             tensor = Tensor._view(found, found.node, _applied(chain, found.node, numbers))
             tensor.requires_grad = requires_grad
-            made.append(tensor)
+            made.append(tensor if kept is None else hand_out(tensor))
         return made
 
 

@@ -19,7 +19,17 @@ import numpy as np
 from tiny.device import Buffer
 from tiny.dtype import DType, dtypes
 from tiny.engine.capture import Capture, Recording
-from tiny.engine.holders import Holders, Recipe, alias, made_by, realize_step, root_of, settle
+from tiny.engine.holders import (
+    Holders,
+    Recipe,
+    alias,
+    hand_out,
+    made_by,
+    realize_step,
+    root_of,
+    settle,
+    was_handed_out,
+)
 from tiny.engine.memory import Stale, buffer_node
 from tiny.engine.replay import HERE, Arguments, CapturedStep, Given, Owner, check_sharing, copy_of
 from tiny.engine.signature import (
@@ -182,6 +192,8 @@ class _Traced:
                 new = Tensor(result.uop.substitute({theirs._storage.node: mine}, walk=True))
                 new.requires_grad = result.requires_grad
                 return new
+        if result._storage.maker is not self.recording.token:
+            return hand_out(alias(result))
         return alias(result)
 
     def _write_back(self) -> None:
@@ -315,7 +327,8 @@ def _hold(capture: Capture, had: Sequence[tuple[weakref.ref[Tensor], UOp]]) -> H
                 f"the step replaces a tensor of shape {node.shape} that it reads: a replay would "
                 "read the old one for ever; write to it with .assign()"
             )
-    return Holders([t for node, whole in wanted.items() for t in whole or views[node]])
+    own = [[t for t in whole if not was_handed_out(t)] or whole for whole in wanted.values()]
+    return Holders([t for k, node in enumerate(wanted) for t in own[k] or views[node]])
 
 
 @in_turn  # or a list of all tensors that another thread has would keep one
