@@ -500,6 +500,8 @@ class _Copy:
         v = x.values()
         if how == "where" and v.dtype.kind == "b":
             raise Rejected
+        if how == "contiguous" and k in m.fixed and not m.directions and not x.in_order():
+            raise Rejected  # an argument of a captured step is in order
         if how == "contiguous" and x.in_order():
             return x.moved(x.places)
         if how == "pad" and v.ndim:

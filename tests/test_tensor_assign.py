@@ -162,6 +162,93 @@ def test_in_place_operators_keep_the_object_and_the_dtype():
     assert y.tolist() == [8.0]
 
 
+@pytest.mark.parametrize(
+    "own, other, fits",
+    [
+        ("int8", "int32", True),
+        ("int32", "uint8", True),
+        ("float32", "float64", True),
+        ("float16", "int32", True),
+        ("uint8", "uint32", True),
+        ("uint8", "int8", False),
+        ("int32", "float32", False),
+        ("bool", "int8", False),
+    ],
+)
+def test_in_place_operators_follow_numpys_rule_for_kinds(own, other, fits):
+    a, b = np.ones(2, own), np.ones(2, other)
+    x, y = Tensor(a), Tensor(b)
+    assert fits == np.can_cast(np.result_type(a, b), a.dtype, "same_kind")
+    if not fits:
+        with pytest.raises(TypeError, match="hold"):
+            x += y
+        return
+    x += y
+    a += b
+    assert x.dtype.name == Tensor(a).dtype.name and x.tolist() == a.tolist()
+
+
+@pytest.mark.parametrize("computed_first", [False, True])
+def test_contiguous_is_a_view_of_what_is_in_order_and_else_a_copy(computed_first):
+    x = Tensor(np.arange(12.0).reshape(3, 4)) * 1
+    if computed_first:
+        x.realize()
+    same, rows, flat = x.contiguous(), x[1:].contiguous(), x.reshape(12)[2:5].contiguous()
+    turned, column, back = x.T.contiguous(), x[:, 1].contiguous(), x.flip(0).contiguous()
+    again = x.T.T.contiguous()
+    kept = (turned.numpy(), column.numpy(), back.numpy()) if computed_first else ()
+    x += 100
+    expected = np.arange(12.0).reshape(3, 4)
+    assert again.tolist() == same.tolist() == (expected + 100).tolist()
+    assert rows.tolist() == (expected + 100)[1:].tolist()
+    assert flat.tolist() == [102, 103, 104]
+    assert turned.tolist() == expected.T.tolist() and len(kept) in (0, 3)
+    assert column.tolist() == expected[:, 1].tolist() and back.tolist() == expected[::-1].tolist()
+
+
+@pytest.mark.parametrize("computed_first", [False, True])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda x: x.pad((1, 1)),
+        lambda x: x.pad((0, 0)),
+        lambda x: x.repeat(2),
+        lambda x: x.repeat(1),
+        lambda x: x.repeat_interleave(2),
+        lambda x: x.roll(1, 0),
+        lambda x: x.roll(0, 0),
+        lambda x: x.cat(),
+        lambda x: x.cat(x),
+        lambda x: x.stack(),
+        lambda x: x.unfold(0, 2, 1),
+        lambda x: x[0].max(),
+        lambda x: x[0].sum(),
+        lambda x: x.cast("int32").floor(),
+        lambda x: x.clone(),
+        lambda x: x.gather(0, Tensor([2, 0])) if hasattr(x, "gather") else x[Tensor([2, 0])],
+    ],
+)
+def test_what_is_no_view_does_not_see_later_writes(make, computed_first):
+    x = Tensor([1.0, 2.0, 3.0]) * 1
+    if computed_first:
+        x.realize()
+    made, expected = make(x), make(Tensor([1.0, 2.0, 3.0])).tolist()
+    x += 10
+    assert made.tolist() == expected
+    made.assign(made * 2)
+    assert x.tolist() == [11.0, 12.0, 13.0]
+
+
+@pytest.mark.parametrize("computed_first", [False, True])
+def test_a_tensor_of_a_tensor_is_that_one(computed_first):
+    x = Tensor([1.0, 2.0]) * 1
+    if computed_first:
+        x.realize()
+    alias = Tensor(x)
+    alias += 1
+    assert x.tolist() == [2.0, 3.0]
+
+
 def test_the_gradient_flows_through_an_in_place_operator():
     x = Tensor([2.0, 3.0])
     y = x * 5
@@ -255,23 +342,74 @@ def test_many_pending_writes_take_time_in_proportion(owned):
 # ---------------------------------------------------------------- mistakes
 
 
-@pytest.mark.parametrize(
-    "write, error, words",
-    [
-        (lambda x: x.assign(Tensor([1.0, 2.0])), ValueError, r"\(2,\).*\(3,\)"),
-        (lambda x: x.assign(Tensor([1, 2, 3])), TypeError, "int32.*float32"),
-        (lambda x: x.expand(2, 3).assign(1.0), ValueError, "expanded"),
-        (lambda x: x.assign(Tensor([1.0, 2.0, 3.0], device="PYTHON")), ValueError, "PYTHON.*CPU"),
-        (lambda x: x.__setitem__(5, 1.0), IndexError, "5"),
-        (lambda x: x.__delitem__(0), TypeError, "slice"),
-        (lambda x: Tensor(1.0).assign(2.0), TypeError, "full"),
-    ],
-)
-def test_mistakes_are_found_when_written(write, error, words):
-    x = Tensor([1.0, 2.0, 3.0])
-    with pytest.raises(error, match=words):
+def in_place(operator, x, y):
+    getattr(x, operator)(y)
+
+
+REFUSED = {
+    "shape": (lambda x: x.assign(Tensor([1.0, 2.0])), ValueError, r"\(2,\).*\(3,\)"),
+    "more dimensions": (
+        lambda x: x.assign(Tensor([[1.0, 2.0, 3.0]])),
+        ValueError,
+        r"\(1, 3\).*\(3,\)",
+    ),
+    "dtype": (lambda x: x.assign(Tensor([1, 2, 3])), TypeError, "int32.*float32"),
+    "expanded": (lambda x: x.expand(2, 3).assign(1.0), ValueError, "expanded"),
+    "part of an expanded one": (lambda x: x.expand(2, 3)[0].assign(1.0), ValueError, "expanded"),
+    "part by places": (
+        lambda x: x.expand(2, 3).__setitem__(([0], [1]), 1.0),
+        ValueError,
+        "expanded",
+    ),
+    "device": (
+        lambda x: x.assign(Tensor([1.0, 2.0, 3.0], device="PYTHON")),
+        ValueError,
+        "PYTHON.*CPU",
+    ),
+    "ragged": (lambda x: x.assign([[1.0], [2.0, 3.0]]), ValueError, "ragged"),
+    "no numbers": (lambda x: x.assign(["a", "b", "c"]), TypeError, "numbers"),
+    "no data": (lambda x: x.assign(object()), TypeError, "object"),
+    "index": (lambda x: x.__setitem__(5, 1.0), IndexError, "5"),
+    "part": (
+        lambda x: x.__setitem__(slice(1, 3), Tensor([1.0, 2.0, 3.0])),
+        ValueError,
+        "broadcast",
+    ),
+    "deleting": (lambda x: x.__delitem__(0), TypeError, "slice"),
+    "a number": (lambda x: Tensor(1.0).assign(2.0), TypeError, "full"),
+    "a larger result": (
+        lambda x: in_place("__iadd__", x, Tensor([[1.0]])),
+        ValueError,
+        "broadcast",
+    ),
+    "a float into integers": (
+        lambda x: in_place("__iadd__", Tensor([1, 2]), 0.5),
+        TypeError,
+        "float32.*int32|int32.*float32",
+    ),
+    "a quotient of integers": (
+        lambda x: in_place("__itruediv__", Tensor([1]), 2),
+        TypeError,
+        "hold",
+    ),
+    "signed into unsigned": (
+        lambda x: in_place("__imul__", Tensor([1], dtype="uint8"), Tensor([1], dtype="int8")),
+        TypeError,
+        "hold",
+    ),
+    "replacing by another shape": (lambda x: x.replace(Tensor([1.0])), ValueError, "replace"),
+}
+
+
+@pytest.mark.parametrize("computed", [True, False])
+@pytest.mark.parametrize("write, error, words", REFUSED.values(), ids=REFUSED)
+def test_a_write_that_is_refused_changes_nothing(write, error, words, computed):
+    x = Tensor([1.0, 2.0, 3.0]) if computed else Tensor([1.0, 2.0, 3.0]) * 1
+    before = x.uop
+    with pytest.raises(error, match=words) as raised:
         write(x)
-    assert x.tolist() == [1.0, 2.0, 3.0]
+    assert "\n" not in str(raised.value)
+    assert x.uop is before and x.tolist() == [1.0, 2.0, 3.0]
 
 
 def test_a_padded_view_without_padding_in_it_can_be_written():

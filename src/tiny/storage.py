@@ -363,6 +363,7 @@ class View(Member):
         storage, old = self._storage, self._storage.node
         buffer, watching = memory_below(old), recorder()
         if buffer is None or not storage.owner:
+            self._writable(old, value)  # what can not be written is refused before anything changes
             old = give_memory(storage)
             buffer = memory_below(old)
             assert buffer is not None
