@@ -504,6 +504,32 @@ def test_a_tensor_replaced_from_outside_is_captured_anew(how):
     assert kept.tolist() == [1.0]
 
 
+@pytest.mark.parametrize("make", [float, lambda k: k, lambda k: [float(k)] * 2])
+@pytest.mark.parametrize("dtype", [None, "float32"])
+def test_a_constant_tensor_replaced_from_outside_is_captured_anew(make, dtype):
+    class Model:
+        rate = Tensor(1.0)
+
+    model, x = Model(), Tensor([1.0, 2.0]).realize()
+    rate = Tensor(1.0)
+
+    f = TinyJit(lambda x: x * model.rate)
+    g = TinyJit(lambda x: x * rate)
+    for k in range(4):
+        model.rate = rate = Tensor(make(k), dtype=dtype)
+        for _ in range(4):
+            assert f(x).tolist() == g(x).tolist() == [k, 2.0 * k]
+        other = Tensor(7.0)  # of the same kind, and not read
+        assert f(x).tolist() == g(x).tolist() == [k, 2.0 * k]
+        del other
+        f(x)
+    assert f._table.losses <= 4 and g._table.losses <= 4
+    if dtype is not None:
+        model.rate.assign(model.rate * 0 + 9.0)
+        for _ in range(4):
+            assert f(x).tolist() == [9.0, 18.0]
+
+
 def test_tensors_replaced_at_every_call_run_plainly_with_a_warning():
     class Model:
         w: Tensor

@@ -28,7 +28,7 @@ from tiny.engine.realize import CompiledSchedule, Part, Step, StepList, copy_pro
 from tiny.helpers import NO_MEMORY_PLANNER, make_lock
 from tiny.schedule import Slot
 from tiny.schedule.memory import Lifetime, plan_memory
-from tiny.uop.ops import UOp, sym_infer
+from tiny.uop.ops import Ops, UOp, sym_infer
 from tiny.uop.runtime import JitError, recorders
 
 __all__ = ["Capture", "Plan", "Recording", "Replay"]
@@ -55,6 +55,7 @@ class Recording:
         self.numbers = {name: (k, value) for k, (name, value) in enumerate(numbers.items())}
         self.draws: list[tuple[str, int | UOp]] = []
         self.runs: list[_Run] = []
+        self.constants: set[UOp] = set()
         self._written: list[weakref.ref[Any]] = []
         self.slots: dict[int, Slot] = {}  # of every BUFFER that was seen, by uid
         for node in params:
@@ -131,6 +132,13 @@ class Recording:
                 self.bound[node.arg.uid] = node
         sources = tuple([self._source(name, values[name]) for name in compiled.schedule.variables])
         self.runs.append(_Run(compiled, {k: n.arg.uid for k, n in made.items()}, sources))
+
+    def computed(self, graph: UOp) -> None:
+        """Note which constants are in it, each by its mark."""
+        if not self._is_paused:
+            self.constants |= {
+                node.src[0] for node in graph.postorder() if node.op is Ops.CONST and node.src
+            }
 
     def _see(self, node: UOp) -> None:
         self.slots[node.arg.uid] = Slot(node.dtype, node.arg.shape, node.arg.device, "")

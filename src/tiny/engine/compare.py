@@ -66,6 +66,9 @@ class _Witness:
     def ran(self, compiled: Any, made: dict[int, UOp], values: Mapping[str, float]) -> None:
         """Nothing."""
 
+    def computed(self, graph: UOp) -> None:
+        """Nothing."""
+
     def drew(self, device: str, words: int | UOp, name: str, key: int) -> None:
         """Nothing: how many were drawn is compared."""
 

@@ -153,6 +153,7 @@ class DeviceRuntime:
         compiled(buffers, bound.values, None if announce is None else announce(found))
         if (watching := recorder()) is not None:
             watching.ran(compiled, made, bound.values)
+            watching.computed(sink)
         return found
 
 

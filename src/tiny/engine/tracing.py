@@ -79,7 +79,9 @@ def capture_step(
     results = [traced.handed_out(t) for t in outputs]
     for old, new in zip(outputs, results, strict=True):
         new.grad = old.grad
-    step = CapturedStep(capture, recipe, template, _hold(capture, traced.had), traced.call)
+    step = CapturedStep(
+        capture, recipe, template, _hold(capture, recording, traced.had), traced.call
+    )
     step.kept = [owner for owner, _ in traced.gradients]
     given, had = [weakref.ref(t) for t in traced.given], traced.had
     del traced, outputs, old
@@ -302,8 +304,11 @@ def _check_results(recipe: Recipe, recording: Recording, donated: Sequence[int])
 
 
 @in_turn
-def _hold(capture: Capture, had: Sequence[tuple[weakref.ref[Tensor], UOp]]) -> Holders:
+def _hold(
+    capture: Capture, recording: Recording, had: Sequence[tuple[weakref.ref[Tensor], UOp]]
+) -> Holders:
     """The tensors that a capture reads and writes without being given them."""
+    constants: list[Tensor] = []
     wanted: dict[UOp, list[Tensor]] = {node: [] for node in (*capture.read, *capture.written)}
     views: dict[UOp, list[Tensor]] = {node: [] for node in wanted}
     for tensor in live_views():
@@ -312,6 +317,12 @@ def _hold(capture: Capture, had: Sequence[tuple[weakref.ref[Tensor], UOp]]) -> H
             wanted[uop].append(tensor)
         elif (base := root_of(tensor)) in views:
             views[base].append(tensor)
+        elif (
+            base.op is Ops.CONST
+            and not recording.constants.isdisjoint(base.src)
+            and tensor._storage.maker is not recording.token
+        ):
+            constants.append(tensor)
     for owner, before in had:
         tensor_now = owner()
         if before in wanted and tensor_now is not None:
@@ -328,7 +339,8 @@ def _hold(capture: Capture, had: Sequence[tuple[weakref.ref[Tensor], UOp]]) -> H
                 "read the old one for ever; write to it with .assign()"
             )
     own = [[t for t in whole if not was_handed_out(t)] or whole for whole in wanted.values()]
-    return Holders([t for k, node in enumerate(wanted) for t in own[k] or views[node]])
+    tensors = [t for k, node in enumerate(wanted) for t in own[k] or views[node]]
+    return Holders([*tensors, *constants])
 
 
 @in_turn  # or a list of all tensors that another thread has would keep one

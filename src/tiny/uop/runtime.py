@@ -119,6 +119,10 @@ class Recorder(Protocol):
         """A compiled schedule has run; `made` are the BUFFERs of its inputs and outputs by slot."""
         ...
 
+    def computed(self, graph: UOp) -> None:
+        """The values of a graph were computed by what has run last."""
+        ...
+
     def wrote(self, storage: Any) -> None:
         """A write to the memory of a storage is pending."""
         ...
@@ -148,9 +152,9 @@ def refuse_reading() -> None:
     """JitError if this thread captures a step: a replay does not read what was read."""
     if (watching := recorder()) is not None:
         watching.refuse(
-            "a value was read while the step was captured (numpy, item, tolist, data, or the length "
-            "of a symbolic size): a replay runs no Python, so it would use this value for ever; "
-            "return the tensor, and read it outside"
+            "a value was read while the step was captured (numpy, item, tolist, data, or the "
+            "length of a symbolic size): a replay runs no Python, so it would use this value for "
+            "ever; return the tensor, and read it outside"
         )
 
 
