@@ -191,6 +191,14 @@ def test_the_interpreter_never_leaves_memory(name):
             close(found.numpy(), wanted(X[:n], n), atol=4e-6)
 
 
+def test_the_last_tile_of_a_packed_operand_is_where_the_size_ends():
+    rows, columns = Variable("rows", 2, 71), Variable("columns", 16, 33)
+    x = RNG.uniform(0, 1, (71, 66)).astype(np.float32)
+    for n in range(16, 34, 1 if FULL else 3):
+        part = Tensor(x)[: rows.bind(50), : 2 * columns.bind(n)].contiguous()
+        close(part.cumsum(0).numpy(), x[:50, : 2 * n].cumsum(0, dtype=np.float64), 1e-4)
+
+
 # ---------------------------------------------------------------- drawn programs
 
 

@@ -47,7 +47,7 @@ class _Dim:
     reader: UOp
     dim: int  # of the source
     factor: int  # of the source's index, for one step along this dimension
-    limit: int | None  # the source's index reaches no further than this, if it is shifted
+    limit: int | UOp | None  # the source's index reaches no further than this, if it is shifted
     rank: tuple[int, int]  # outer to inner
 
 
@@ -487,9 +487,14 @@ class Tiling:
             return _Dim(leaf.src[0].arg, leaf, d, stride * part.size, None, (kind, place))
         loop = self.loops[part.entry]
         order = list(self.loops)
-        limit = None
+        limit: int | UOp | None = None
         if loop.position is not None:
-            limit = stride * (loop.position.src[0].arg - 1)
+            # where the last tile is shifted back to; of a loop inside of blocks their size is known
+            axis = self.split.axes[part.axis]
+            if axis.size is None and not (axis.block and part.entry == part.axis):
+                limit = (axis.range.src[0] - loop.step) * stride
+            else:
+                limit = stride * (loop.position.src[0].arg - 1)
         count = loop.leaf.src[0].arg
         return _Dim(count, loop.leaf, d, stride * loop.step, limit, (0, order.index(part.entry)))
 
