@@ -20,6 +20,8 @@ from tiny.uop.ops import UOp
 
 N = UOp.variable("n", 0, 7)
 LONG = UOp.variable("m", 1, 10**6)
+D = UOp.variable("d", 1, 9)
+A = UOp.variable("a", 0, 3)
 
 
 def reading(index: UOp, size: int, *gates: UOp) -> UOp:
@@ -102,6 +104,8 @@ PROVED: dict[str, tuple[UOp, int, tuple[UOp, ...]]] = {
     "backwards from a variable": (N - some, 8, ()),
     "backwards in a long one": (LONG - 1 - rows, 10**6, ()),
     "behind a variable": (some + 8 - N, 9, ()),
+    "divided by a variable": (UOp.range(D * 6, 7) // D, 6, ()),
+    "a loop as long as an expression": (A + UOp.range((3 - A) * 9, 8) // 9, 3, ()),
     "too many steps to try": (steps * 4000 + more - 7, 10**8, (const(6) < steps * 4000 + more,)),
     "eight bits": ((byte + 100).cast(dtypes.index), 127, (byte < 27, byte.const_like(-1) < byte)),
     "an impossible gate": (i + 100, 8, (i < 3, const(3) < i)),
@@ -128,6 +132,9 @@ REFUSED: dict[str, tuple[UOp, int, tuple[UOp, ...]]] = {
     "a variable": (N, 7, ()),
     "up to a variable": (some, 7, ()),
     "behind a variable": (some + 8 - N, 8, ()),
+    "divided by a variable": (UOp.range(D * 6, 7) // D, 5, ()),
+    "divided by one of many values": (UOp.range(LONG * 6, 7) // LONG, 6, ()),
+    "a loop as long as an expression": (A + UOp.range((3 - A) * 9 + 1, 8) // 9, 3, ()),
     # 100 + 100 is -56 in eight bits, which is less than 127
     "eight bits": (
         (byte + 100).cast(dtypes.index),
@@ -259,7 +266,7 @@ def test_what_is_proved_of_values_in_memory_holds_for_all_of_them(index, drawn, 
         holds = holds & values(gate, points)
     if is_proved(kernel):
         assert not np.any(holds & ((at < 0) | (at >= size)))
-    elif -(2**40) < read.vmin and read.vmax < 2**40:  # else its negative may wrap
+    elif read.vmin > -(2**40) and read.vmax < 2**40:  # else its negative may wrap
         assert not guarded or size == 0, "a guard of the very index proves it"
 
 

@@ -13,6 +13,7 @@ only where it can not leave the range of its dtype.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
@@ -34,6 +35,7 @@ CASES = 5  # one in another
 MOST_CHOICES = 4  # of a case
 MOST_ATOMS = 64  # that have inequalities of their own
 MOST_POINTS = 1 << 20  # that are tried one by one
+MOST_VALUES = 512  # of Variables, for each of which a proof is tried
 
 
 class AccessError(ValueError):
@@ -423,8 +425,10 @@ def _is_inside(index: UOp, size: int, terms: Sequence[UOp]) -> bool:
             known.add(term, True)
     except _Contradiction:
         return True
-    return _holds_in_all_cases(known, index, size, terms, CASES) or _holds_at_all_points(
-        index, size, terms
+    return (
+        _holds_in_all_cases(known, index, size, terms, CASES)
+        or _holds_at_all_points(index, size, terms)
+        or _holds_for_all_values(index, size, terms)
     )
 
 
@@ -496,6 +500,28 @@ def _holds_at_all_points(index: UOp, size: int, terms: Sequence[UOp]) -> bool:
     for holds in conditions:
         outside = outside & holds
     return not np.any(outside)
+
+
+def _holds_for_all_values(index: UOp, size: int, terms: Sequence[UOp]) -> bool:
+    """Whether it is proved for each value of the Variables of an index, if those are few.
+
+    So an index divided by a Variable is linear, and a loop as long as a product has a length.
+    """
+    variables = [v for v in index.variables() if _is_integer(v.dtype)]
+    ranges = [range(int(v.vmin), int(v.vmax) + 1) for v in variables]
+    if not variables or math.prod(map(len, ranges)) > MOST_VALUES:
+        return False
+    all_of = UOp.sink(index, *terms)
+    for values in itertools.product(*ranges):
+        pairs = zip(variables, values, strict=True)
+        at, *conditions = simplify(
+            all_of.substitute({v: v.const_like(value) for v, value in pairs}, walk=True)
+        ).src
+        if any(n.op is Ops.RANGE and n.src[0].vmax < 1 for n in _expression(at)):
+            continue  # no step of that loop is run
+        if not _is_inside(at, size, [t for c in conditions for t in _terms(c)]):
+            return False
+    return True
 
 
 def _free(node: UOp) -> set[UOp] | None:
