@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import os
+import subprocess
 import sys
 
 import numpy as np
@@ -10,6 +12,7 @@ import pytest
 
 import tiny
 from conftest import examples
+from tiny._core import launch
 from tiny._core.graph import table_stats
 from tiny.bench import models
 from tiny.engine import realize
@@ -118,3 +121,25 @@ def test_a_step_takes_few_python_calls():
     finally:
         sys.setprofile(None)
     assert calls < 15_000, f"{calls} Python functions were called in a step of conv_net"
+
+
+@pytest.mark.skipif(sys.platform != "linux" or not launch.HAS_OPENMP, reason="asks GNU's OpenMP")
+@pytest.mark.parametrize(
+    "given, spins",
+    [({}, "2000"), ({"GOMP_SPINCOUNT": "77"}, "77"), ({"OMP_WAIT_POLICY": "active"}, None)],
+)
+def test_threads_that_wait_sleep_soon(given, spins):
+    program = "import os, tiny; print(os.environ.get('GOMP_SPINCOUNT'))"
+    env = {k: v for k, v in os.environ.items() if k not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
+    found = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**env, **given, "OMP_DISPLAY_ENV": "verbose", "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert found.stdout.strip() == given.get("GOMP_SPINCOUNT", "None")  # as the user has it
+    if "GOMP_SPINCOUNT" not in found.stderr:
+        pytest.skip("another OpenMP than GNU's")
+    assert spins is None or f"GOMP_SPINCOUNT = '{spins}'" in found.stderr
+    assert spins is not None or "GOMP_SPINCOUNT = '2000'" not in found.stderr
