@@ -45,24 +45,34 @@ class Storage(Member):
     """One value: `node` is what it is now, `device` where it is or will be.
 
     `owner`: the BUFFER below belongs to it alone. `is_written`: it was assigned to since it was
-    last in memory. `maker`: the mark of the capture in which it was made. `holders` are told when
-    a tensor moves to another storage.
+    last in memory. `maker`: the mark of the capture in which it was made. `stands_apart`: in a
+    capture it stands for an argument whose elements are not in order. `holders` are told when a
+    tensor moves to another storage.
     """
 
-    __slots__ = ("__weakref__", "device", "holders", "is_written", "maker", "node", "owner")
+    __slots__ = (
+        "__weakref__",
+        "device",
+        "holders",
+        "is_written",
+        "maker",
+        "node",
+        "owner",
+        "stands_apart",
+    )
 
     def __init__(self, node: UOp, device: str | None, owner: bool = False) -> None:
         self.node = node
         self.device = device
         self.owner = owner
-        self.is_written = False
+        self.is_written = self.stands_apart = False
         self.holders: weakref.WeakSet[Any] | None = None
         self.maker: object = None
         if recorders and (watching := recorder()) is not None:
             self.maker = watching.token
         if node.op is not Ops.BUFFER and node.op is not Ops.CONST:
             _pending.add(self)
-            _changes.pending += 1
+            changes.pending += 1
 
 
 # The storages whose values are not in memory, in the order in which they came to be so; some that
@@ -70,30 +80,49 @@ class Storage(Member):
 _pending = Alive()
 
 
-class _Changes:
-    """`pending` grows whenever some storage comes to hold a value that is not in memory."""
+class Changes:
+    """`pending` grows whenever some storage comes to hold a value that is not in memory.
+
+    `epoch` is another object whenever results have been put in place while there were several
+    threads; None from then until what other threads built meanwhile is in order.
+    """
 
     pending = 0
+    epoch: object = object()
 
 
-_changes = _Changes()
+changes = Changes()
 
 
 def put_off(storage: Storage, node: UOp) -> None:
     """Let a storage hold a value that is not in memory."""
-    storage.node = node
+    # an exception between two of these lines must not leave a value that nobody finds
+    changes.pending += 1
     _pending.add(storage)
-    _changes.pending += 1
+    storage.node = node
+    changes.pending += 1  # once more, for those who looked in between
 
 
 def pending_count() -> int:
     """It has grown since another call if some value may be pending that was not then."""
-    return _changes.pending
+    return changes.pending
 
 
 # Threads build graphs at once, but take turns to write and to compute: what one of them computes
 # is looked for, and put in place, in the values of all.
 _turn = make_lock(0)
+
+
+def built_again(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+    """Build once more what has been built while another thread put results in place.
+
+    Its sources may have been read partly before and partly after that; what was before names
+    memory by nodes that mean its new contents now.
+    """
+    with _turn:
+        if changes.epoch is None:  # whoever left it so was interrupted
+            changes.epoch = object()
+        return function(*args, **kwargs)
 
 
 def in_turn(function: Callable[P, R]) -> Callable[P, R]:
@@ -302,17 +331,25 @@ class View(Member):
             take_memory(storage, buffer)
         return cls._view(storage, root, uop)
 
+    @in_turn
     def _snapshot(self) -> Self:
         """The value of now, which later writes do not change."""
         return self._value(self.uop, self.device)
 
+    def _now(self) -> tuple[UOp, UOp]:
+        """The node of this tensor's value now, and that of the storage that it is a view of."""
+        # read at once: other threads bring tensors up to date, too
+        root, now = self._root, self._storage.node
+        if now is root:
+            return self._uop, now
+        uop = _rebased(self._uop, self._root, now)
+        self._uop, self._root = uop, now
+        return uop, now
+
     @property
     def uop(self) -> UOp:
         """The node of this tensor's value now."""
-        now = self._storage.node
-        if now is not self._root:
-            self._uop, self._root = _rebased(self._uop, self._root, now), now
-        return self._uop
+        return self._uop if self._storage.node is self._root else self._now()[0]
 
     @uop.setter
     def uop(self, new: UOp) -> None:
@@ -512,7 +549,10 @@ def realize_storages(wanted: Sequence[Storage]) -> None:
     there: list[list[Storage]] = []  # in the moment in which the results are in memory
 
     def announce(results: dict[UOp, UOp]) -> list[Setting]:
-        return [(_pending.members, None, there), *_announced(results, pending, threads, taken)]
+        settings = _announced(results, pending, threads, taken)
+        if threads:
+            settings += [(_pending.members, None, there), (changes, "epoch", None)]
+        return settings
 
     try:
         results = runtime().realize(outputs, [s.node for s in stale], announce)
@@ -526,7 +566,8 @@ def realize_storages(wanted: Sequence[Storage]) -> None:
         # Others may have built on it while it was computed. Of what came later, or was renamed
         # already, the nodes mean something else: memory that was overwritten has new contents.
         late = {*there[0]}.difference(pending)
-        publish(_announced(results, [s for s in pending_storages() if s in late], threads, []))
+        settings = _announced(results, [s for s in pending_storages() if s in late], threads, [])
+        publish([*settings, (changes, "epoch", object())])
 
 
 def _announced(
@@ -621,8 +662,10 @@ def pending_storages() -> list[Storage]:
     if not recorders:
         return found
     me = threading.get_ident()
-    foreign = {r.token for thread, r in list(recorders.items()) if thread != me}
-    return [s for s in found if s.maker not in foreign]
+    foreign = [r for thread, r in list(recorders.items()) if thread != me]
+    tokens = {r.token for r in foreign}
+    written = {id(s) for r in foreign for s in r.written}  # theirs to carry out, whoever made them
+    return [s for s in found if s.maker not in tokens and id(s) not in written]
 
 
 def _is_rearranged(node: UOp) -> bool:
@@ -721,7 +764,7 @@ def give_memory(storage: Storage) -> UOp:
                 settings.append((tensor, "_uop", _rebased(tensor.uop, old, front)))
                 settings.append((tensor, "_root", new))
     _pending.add(storage)
-    _changes.pending += 1
+    changes.pending += 1
     publish(settings)
-    _changes.pending += 1  # once more, for those who looked in between
+    changes.pending += 1  # once more, for those who looked in between
     return new

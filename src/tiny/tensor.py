@@ -36,8 +36,11 @@ from tiny.mixin.sizes import (
 from tiny.storage import (
     VIEWS,
     View,
+    built_again,
+    changes,
     copied,
     in_order,
+    in_turn,
     live_views,
     memory_below,
     opened,
@@ -116,9 +119,12 @@ class Tensor(View, CastsMixin):
     def _node(
         self, op: Ops, dtype: DType, others: tuple[Tensor, ...] = (), arg: Any = None
     ) -> Self:
-        device = self._storage.device
+        device, epoch = self._storage.device, changes.epoch
         if not others:
-            uop = UOp(op, dtype, (self.uop,), arg)
+            source, root = self._now()
+            uop = UOp(op, dtype, (source,), arg)
+            if op in VIEWS:
+                return self._view(self._storage, root, uop)
         else:
             for other in others:
                 theirs = other._storage.device
@@ -130,12 +136,13 @@ class Tensor(View, CastsMixin):
                         )
                     device = theirs
             uop = UOp(op, dtype, (self.uop, *[o.uop for o in others]), arg)
-        if op in VIEWS:
-            return self._view(self._storage, self._root, uop)
-        return self._value(uop, device)
+        made = self._value(uop, device)
+        if epoch is None or changes.epoch is not epoch:
+            return built_again(self._node, op, dtype, others, arg)
+        return made
 
     def _binop(self, op: Ops, x: Any, reverse: bool) -> Self:
-        device, other = self._storage.device, x
+        device, other, epoch = self._storage.device, x, changes.epoch
         if isinstance(x, Tensor):
             other, theirs = x.uop, x._storage.device
             if device is None:
@@ -143,11 +150,16 @@ class Tensor(View, CastsMixin):
             elif theirs is not None and theirs != device:
                 return super()._binop(op, x, reverse)
         uop = binary(op, self.uop, other, reverse)
-        return super()._binop(op, x, reverse) if uop is None else self._value(uop, device)
+        if uop is None:
+            return super()._binop(op, x, reverse)
+        made = self._value(uop, device)
+        if epoch is None or changes.epoch is not epoch:
+            return built_again(self._binop, op, x, reverse)
+        return made
 
     def where(self, x: Any, y: Any) -> Self:
         """x where this condition is true, y elsewhere. TypeError if the condition is not bool."""
-        device, values = self._storage.device, []
+        device, values, epoch = self._storage.device, [], changes.epoch
         for value in (x, y):
             if isinstance(value, Tensor):
                 theirs = value._storage.device
@@ -158,19 +170,25 @@ class Tensor(View, CastsMixin):
                 value = value.uop
             values.append(value)
         uop = select(self.uop, *values)
-        return super().where(x, y) if uop is None else self._value(uop, device)
+        if uop is None:
+            return super().where(x, y)
+        made = self._value(uop, device)
+        if epoch is None or changes.epoch is not epoch:
+            return built_again(self.where, x, y)
+        return made
 
     def _quick(self, move: Callable[[Any, Any], Any], arg: Any) -> Self | None:
-        old = self.uop
+        old, root = self._now()
         new = move(old, arg)
         if new is None:
             return None
-        return self if new is old else self._view(self._storage, self._root, new)
+        return self if new is old else self._view(self._storage, root, new)
 
     def _move(self, op: Ops, arg: Any, sizes: tuple[Any, ...] = ()) -> Self:
         source = self._strong()
-        uop = UOp(op, source.dtype, (source.uop, *sizes), arg)
-        return self._view(source._storage, source._root, uop)
+        node, root = source._now()
+        uop = UOp(op, source.dtype, (node, *sizes), arg)
+        return self._view(source._storage, root, uop)
 
     def _scalar(self, value: Any, dtype: DType | None = None) -> Self:
         if isinstance(value, bool | int | float):
@@ -616,7 +634,7 @@ class Tensor(View, CastsMixin):
         """These values in memory, in order: a view where they are so already, else a copy."""
         x = self._strong()
         uop, storage = x.uop, x._storage
-        if not in_order(uop, storage.node):
+        if storage.stands_apart or not in_order(uop, storage.node):
             return x._node(Ops.CONTIGUOUS, x.dtype)
         if uop.op is not Ops.CONTIGUOUS and memory_below(storage.node) is None:
             uop = UOp(Ops.CONTIGUOUS, x.dtype, (uop,))
@@ -635,6 +653,7 @@ class Tensor(View, CastsMixin):
         copy.requires_grad = self.requires_grad
         return copy if device is None else copy.to(device)
 
+    @in_turn
     def to(self, device: str | None) -> Self:
         """This tensor on a device; a constant goes where it is used."""
         own, there = self.device, runtime().canonicalize_device(device)
@@ -650,6 +669,7 @@ class Tensor(View, CastsMixin):
         """Move this tensor, in place."""
         return self.replace(self.to(device))
 
+    @in_turn
     def replace(self, x: Tensor) -> Self:
         """Become the tensor x: the same value, the same storage."""
         if x.shape != self.shape or x.dtype is not self.dtype:
@@ -663,6 +683,7 @@ class Tensor(View, CastsMixin):
 
     # ------------------------------------------------------------ writing
 
+    @in_turn
     def assign(self, x: Any) -> Self:
         """Write x here: a tensor of this dtype and device that broadcasts here, or numbers.
 
@@ -702,6 +723,7 @@ class Tensor(View, CastsMixin):
             value = Tensor(x, device=self.device, dtype=self.dtype)
         return value.cast(self.dtype) if value.dtype in dtypes.weaks else value
 
+    @in_turn
     def __setitem__(self, indices: Any, v: Any) -> None:
         """Write a part, named as in reading, also by a mask of truth values of the first sizes.
 
@@ -909,6 +931,7 @@ class Tensor(View, CastsMixin):
 
     # ------------------------------------------------------------ gradients
 
+    @in_turn
     def gradient(self, *targets: Tensor, gradient: Tensor | None = None) -> list[Tensor]:
         """The gradients of this scalar for tensors that it was computed from.
 
@@ -983,6 +1006,7 @@ class Tensor(View, CastsMixin):
         left._write(left._scalar(0, left.dtype).uop, at.uop)
         return value.uop, left.uop
 
+    @in_turn
     def backward(self, gradient: Tensor | None = None) -> Self:
         """Add to `grad` of every float tensor in the graph that wants one, but of numbers."""
         nodes = set(self.uop.postorder())

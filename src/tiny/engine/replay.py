@@ -27,7 +27,7 @@ from tiny.engine.memory import buffer_node, buffer_of
 from tiny.engine.signature import map_leaves
 from tiny.helpers import DEBUG, all_int
 from tiny.mixin.sizes import most
-from tiny.storage import pending_count
+from tiny.storage import in_order, pending_count
 from tiny.tensor import Tensor
 from tiny.uop.ops import Ops, UOp
 from tiny.uop.runtime import JitError, runtime
@@ -93,6 +93,10 @@ class Arguments:
         self._storages: dict[int, list[int]] | None = None  # by storage: its parameters
         if len({storage_number(t) for t in given}) < len(self.tensors):
             self._join()
+        if None in self.places:
+            # where it matters to `contiguous`, which is a view of what is in order
+            apart = tuple([k for k in range(len(self.tensors)) if self.stands_apart(k)])
+            self.sharing = *self.sharing, "out of order", apart
 
     def _join(self) -> None:
         """Let whole tensors of one storage be one parameter; note which others overlap."""
@@ -114,6 +118,11 @@ class Arguments:
         self.of = of
         pairs = [(k, j) for mine in by_storage.values() for k in mine for j in mine if k < j]
         self.sharing = *of, *[pair for pair in pairs if self._overlap(*pair)]
+
+    def stands_apart(self, k: int) -> bool:
+        """Whether the elements of a parameter are not in order where they are."""
+        tensor = self.tensors[k]
+        return self.places[k] is None and not in_order(tensor.uop, tensor._storage.node)
 
     def _is_whole(self, k: int) -> bool:
         place = self.places[k]

@@ -104,6 +104,8 @@ class _Traced:
             _stand_in(t, self._nodes[k])
             for t, k in zip(call.tensors, self.arguments.of, strict=True)
         ]
+        for theirs, k in zip(self.given, self.arguments.of, strict=True):
+            theirs._storage.stands_apart = self.arguments.stands_apart(k)
         self.had = [(weakref.ref(t), root_of(g)) for t, g in _gradients()]
         self.recording = Recording(self._nodes, call.numbers)
         self.donated = [
