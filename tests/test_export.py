@@ -1183,13 +1183,13 @@ def test_a_step_is_compiled_when_it_is_wanted(tmp_path, monkeypatch):
     _, ids = small(path)
     step = load_step(path, compile_now=False)
     compiled: list[UOp] = []
-    real = tiny.engine.stored.compile_kernel
+    real = tiny.engine.linking.compile_kernel
 
     def noting(kernel: UOp, device: Any) -> Any:
         compiled.append(kernel)
         return real(kernel, device)
 
-    monkeypatch.setattr(tiny.engine.stored, "compile_kernel", noting)
+    monkeypatch.setattr(tiny.engine.linking, "compile_kernel", noting)
     assert step.kernels == len(step._content.calls[0].steps)
     assert not compiled
     step(ids, pos=2)

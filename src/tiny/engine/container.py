@@ -50,6 +50,7 @@ from tiny.engine.stored import (
     StoredKernel,
     StoredOutput,
     StoredResult,
+    StoredStep,
     StoredValue,
     TensorLeaf,
 )
@@ -152,7 +153,7 @@ def _plain_slot(slot: Slot) -> list[Any]:
     return [slot.role, slot.dtype.name, list(slot.shape), slot.device]
 
 
-def _plain_step(step: StoredKernel | StoredCopy, kernels: dict[UOp, int]) -> list[Any]:
+def _plain_step(step: StoredStep, kernels: dict[UOp, int]) -> list[Any]:
     if isinstance(step, StoredCopy):
         return [step.to, step.source]
     return [
@@ -429,7 +430,7 @@ class _Reader:
             tuple([_place(k, "a parameter") for k in _list(x["spent"], "what is spent")]),
         )
 
-    def step(self, x: Any) -> StoredKernel | StoredCopy:
+    def step(self, x: Any) -> StoredStep:
         if isinstance(x, list) and len(x) == 2:
             return StoredCopy(_place(x[0], "memory"), _place(x[1], "memory"))
         kernel, opts, device, cells, values = _row(x, 5, "a step")

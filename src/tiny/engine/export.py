@@ -21,9 +21,11 @@ import numpy as np
 
 from tiny.device import Buffer, Device
 from tiny.dtype import DType, dtypes
+from tiny.engine.checks import check_call, check_content
 from tiny.engine.container import read_file
 from tiny.engine.exported import ExportedStep, Signature, Spec
 from tiny.engine.holders import Recipe
+from tiny.engine.linking import stored_steps, target_record
 from tiny.engine.memory import buffer_node
 from tiny.engine.replay import HERE, CapturedStep, Given
 from tiny.engine.signature import Layout, map_leaves, own_code
@@ -41,11 +43,7 @@ from tiny.engine.stored import (
     StoredResult,
     StoredValue,
     TensorLeaf,
-    check_call,
-    check_content,
     map_stored,
-    stored_steps,
-    target_record,
 )
 from tiny.helpers import STRICT_REDUCE
 from tiny.schedule import Slot
