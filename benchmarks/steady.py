@@ -15,9 +15,9 @@ turns. With `jit` the step is run by the library's TinyJit. A library that takes
 "to launch" is the time from the step's first call to its first kernel, and "CPU time" what the
 calling thread worked meanwhile, whatever else the machine did; "Python" is the step less its
 kernels' own time; "between" is what passes from the first kernel to the last one's end, less their
-own time, a kernel. PyTorch's come from its profiler, in steps of their own, and are a little too
-long. Needs tinygrad==0.14.0 (its CPU device needs clang) and torch==2.13.0, or leave
-them out of --libraries.
+own time, a kernel. The last four figures are of every other step where looking takes time itself:
+PyTorch's come from its profiler and are a little too long. Needs tinygrad==0.14.0 (its CPU device
+needs clang) and torch==2.13.0, or leave them out of --libraries.
 """
 
 from __future__ import annotations
@@ -83,9 +83,10 @@ NO_KERNELS = frozenset(
 
 
 class Watch:
-    """When the kernels of a step ran, and for how long, in seconds of one clock."""
+    """When the kernels of a step ran and, if it counts them, for how long, in seconds."""
 
-    def __init__(self) -> None:
+    def __init__(self, counts: bool = True) -> None:
+        self.counts = counts
         self.kernels = 0
         self.own = 0.0
         self.first = self.last = float("nan")
@@ -94,13 +95,14 @@ class Watch:
 
     def start(self) -> float:
         """Kernels are about to run; the time."""
+        now = time.perf_counter()
         if self.worked is None:
-            self.worked = time.thread_time() - self._worked_before
-        return time.perf_counter()
+            self.first, self.worked = now, time.thread_time() - self._worked_before
+        return now
 
     def saw(self, begin: float, end: float, own: float, kernels: int = 1) -> None:
         """Some kernels ran between two times, and for `own` seconds by themselves."""
-        if not self.kernels:
+        if self.first != self.first:  # not known yet
             self.first = begin
         self.kernels += kernels
         self.own += own
@@ -108,18 +110,21 @@ class Watch:
 
     def figures(self, begin: float, end: float) -> dict[str, float]:
         """What is shown of a step between two times."""
-        found = {
-            "launch": self.first - begin,
-            "python": end - begin - self.own,
-            "own": self.own,
-            "kernels": self.kernels,
-            "between": (self.last - self.first - self.own) / max(self.kernels, 1),
-        }
-        return found if self.worked is None else {**found, "worked": self.worked}
+        found = {"launch": self.first - begin}
+        if self.worked is not None:
+            found["worked"] = self.worked
+        if self.counts:
+            found["python"] = end - begin - self.own
+            found["own"], found["kernels"] = self.own, self.kernels
+            found["between"] = (self.last - self.first - self.own) / max(self.kernels, 1)
+        return found
 
 
 def watch_tiny(watched: list[Watch]) -> None:
-    """Time the native calls that run lists of kernels, each kernel in them too."""
+    """Time the native calls that run lists of kernels.
+
+    In every other step each kernel of them is timed too, which adds a meeting of threads to each.
+    """
     from tiny.engine import realize
 
     native = realize.HostReplay
@@ -132,9 +137,11 @@ def watch_tiny(watched: list[Watch]) -> None:
             return getattr(self._replay, name)
 
         def __call__(self, memory: Any, values: Any = (), _: bool = False, *rest: Any) -> None:
-            begin = watched[0].start()
-            times = self._replay(memory, values, True, *rest)
-            watched[0].saw(begin, time.perf_counter(), sum(times), len(times))
+            watch = watched[0]
+            begin = watch.start()
+            times = self._replay(memory, values, watch.counts, *rest)
+            if watch.counts:
+                watch.saw(begin, time.perf_counter(), sum(times), len(times))
 
     realize.HostReplay = Watched  # type: ignore[misc, assignment]
 
@@ -174,12 +181,15 @@ def make_step(library: str, model: str, batch: int, blocks: int) -> Callable[[],
             lib, net, *_data(model, batch), jit=bool(jit), momentum=_momentum(model)
         )
 
+    turns = itertools.cycle((False, True) if name == "tiny" else (True,))
+
     def watched_step() -> dict[str, Any]:
-        watched[0] = Watch()
+        watched[0] = watch = Watch(next(turns))
         begin = time.perf_counter()
         result = step()
         end = time.perf_counter()
-        return {"result": result, "seconds": end - begin, **watched[0].figures(begin, end)}
+        found = {"result": result, **watch.figures(begin, end)}
+        return found if name == "tiny" and watch.counts else {**found, "seconds": end - begin}
 
     return watched_step
 
@@ -254,7 +264,7 @@ def measure(
     threads: int,
 ) -> dict[str, Run]:
     """The runs of all libraries, each in a process of its own."""
-    steps = max(steps, 2)  # of PyTorch every other one is profiled
+    steps = max(steps, 2)  # some figures are of every other step
     names = ("NUM_CPU_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
     env = dict.fromkeys(names, str(threads))
     script = str(Path(__file__).resolve())
@@ -273,7 +283,7 @@ def summary(run: Run) -> dict[str, Any]:
     steady = run.results[WARM:]
     found: dict[str, Any] = {"first": run.results[0]["seconds"], "result": steady[-1]["result"]}
     for name in ("seconds", "launch", "worked", "python", "own", "kernels", "between"):
-        if samples := [r[name] for r in steady if name in r]:  # PyTorch's: not all, and not in all
+        if samples := [r[name] for r in steady if name in r]:  # not all have it, nor all steps
             found[name], found[f"best {name}"] = statistics.median(samples), min(samples)
     return found
 
