@@ -177,6 +177,7 @@ def _as_parameter(step: CapturedStep, arguments: Arguments, k: int) -> Tensor:
     copy = Tensor(copy_of(tensor))
     if copy.shape != tensor.shape:
         return tensor
+    copy._storage.stands_apart = arguments.stands_apart(parameter)
     copy.requires_grad, copy.grad = tensor.requires_grad, tensor.grad
     return copy
 

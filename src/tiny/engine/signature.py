@@ -56,6 +56,7 @@ _SETTINGS = (TRAINING, DEFAULT_FLOAT, DEFAULT_INT, DEV, NOOPT, STRICT_REDUCE, NO
 _last_read = threading.local()  # their values in each thread, as of which number of changes
 
 _EXACT = frozenset({bool, int, str, bytes, type(None), type(...)})  # equal means the same
+_LOOK_UPS = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS")
 PLAIN = (bool, int, float, complex, str, bytes, enum.Enum, np.generic, DType, type(None))
 
 
@@ -349,7 +350,7 @@ def _global_names(code: types.CodeType) -> set[str]:
     found = {
         instruction.argval
         for instruction in dis.get_instructions(code)
-        if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME")  # attributes are names of code too
+        if instruction.opname in _LOOK_UPS  # attributes are names of code too
     }
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
