@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import enum
 import json
@@ -30,6 +31,7 @@ from tiny.engine.export import ExportedStep, ExportError, export_step, load_step
 from tiny.engine.stored import each_leaf
 from tiny.helpers import VERSION, Context, GlobalCounters
 from tiny.uop.ops import Ops, UOp
+from tiny.uop.runtime import JitError
 
 RNG = np.random.default_rng(0)
 
@@ -536,6 +538,22 @@ def test_one_file_holds_all_signatures_over_one_state(tmp_path):
     with pytest.raises(ValueError, match="no signature fits") as error:
         loaded(x, "less")
     assert "mode was 'double' when it was captured, got 'less'" in str(error.value)
+
+
+def test_a_loaded_step_is_no_part_of_another_capture(tmp_path):
+    _, step, x = counter(tmp_path)
+    outer = TinyJit(lambda x: step(x) * 2)
+    np.testing.assert_array_equal(outer(x).numpy(), step(x).numpy() * 2)
+    with pytest.raises(JitError, match="the loaded step step was called while another step was"):
+        outer(x)
+
+
+def test_copies_have_state_of_their_own(tmp_path):
+    _, step, x = counter(tmp_path)
+    other = copy.deepcopy(step)
+    step(x)
+    assert step.state["total"].tolist() != other.state["total"].tolist()
+    np.testing.assert_array_equal(other(x).numpy(), step(x).numpy())
 
 
 def test_draws_go_on(tmp_path):

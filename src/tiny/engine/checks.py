@@ -146,6 +146,10 @@ class _Steps:
 
     def _kernel(self, step: StoredKernel) -> None:
         name = step.kernel.arg.name
+        _refuse(
+            any(cell.device == step.device for cell in self.call.cells),
+            f"kernel {name} is for {step.device}, where it has no memory",
+        )
         try:
             check_kernel(step.kernel)
         except SpecError as error:
@@ -153,6 +157,8 @@ class _Steps:
         written = [s.src[0].src[0].arg.slot for s in step.kernel.src]
         cells = dict(step.cells)
         _refuse(len(cells) == len(step.cells), f"kernel {name} has two buffers of one number")
+        most = Device[step.device].target.max_buffers
+        _refuse(len(cells) <= most, f"kernel {name} has {len(cells)} buffers, {most} are allowed")
         order = step.kernel.postorder()
         for node in order:
             if node.op is not Ops.PARAM or node.arg.slot not in cells:

@@ -353,7 +353,8 @@ def load_step(
         if device is not None:
             content = _moved(content, runtime().canonicalize_device(device))
         check_content(content)
-        state = [_filled(slot, array) for slot, array in zip(content.slots, arrays, strict=True)]
+        arrays.reverse()  # each is let go of when it is copied: no two copies of all weights
+        state = [_filled(slot, arrays.pop()) for slot in content.slots]
         step = ExportedStep(content, state)
         if compile_now:
             step.compile()

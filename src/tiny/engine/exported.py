@@ -6,7 +6,10 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from tiny.dtype import DType
+import numpy as np
+
+from tiny.device import Buffer
+from tiny.dtype import DType, _to_np_dtype
 from tiny.engine.capture import Replay
 from tiny.engine.checks import check_content, result_views
 from tiny.engine.container import write_file
@@ -32,6 +35,7 @@ from tiny.schedule import Slot
 from tiny.storage import Storage, take_memory
 from tiny.tensor import Tensor
 from tiny.uop.ops import Ops, UOp
+from tiny.uop.runtime import recorder
 
 __all__ = ["ExportedStep", "Signature", "Spec"]
 
@@ -164,12 +168,17 @@ class ExportedStep:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the step to a file, with its state as it is now. Complete, or not there at all."""
         self._settle()
-        write_file(path, self._content, [buffer_of(t.uop).numpy() for t in self._tensors])
+        write_file(path, self._content, [_contents(buffer_of(t.uop)) for t in self._tensors])
 
     # ------------------------------------------------------------ calls
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run it. TypeError or ValueError says which argument is not what was captured."""
+        if (watching := recorder()) is not None:
+            watching.refuse(
+                f"the loaded step {self.name} was called while another step was captured, and "
+                "replays would not run it; call it outside"
+            )
         found: list[Mismatch] = []
         for k, call in enumerate(self._content.calls):
             try:
@@ -248,6 +257,12 @@ class ExportedStep:
                     f"{slot.device}, and was replaced by {tensor.shape} {tensor.dtype} on "
                     f"{tensor.device}; write to it with .assign()"
                 )
+
+
+def _contents(buffer: Buffer) -> np.ndarray[Any, Any]:
+    """The elements of a buffer, without a copy where the host can reach them."""
+    dtype = np.dtype(_to_np_dtype(buffer.dtype))
+    return np.frombuffer(buffer.as_memoryview(allow_zero_copy=True), dtype, buffer.size)
 
 
 def _signature(call: StoredCall, state: Sequence[Slot]) -> Signature:

@@ -88,10 +88,12 @@ def _linked_kernel(step: StoredKernel, device: Compiled, with_opts: bool) -> Ste
     asking = step.kernel.replace(arg=info._replace(opts_to_apply=step.opts if with_opts else None))
     try:
         compiled = compile_kernel(asking, device)
-    except (TypeError, ValueError) as error:  # of a dtype that is not there, of an empty loop
-        raise ExportError(f"kernel {info.name} can not be compiled here: {error}") from error
     except KernelOptError as error:
         raise ExportError(f"kernel {info.name} has Opts that are not legal: {error}") from error
+    except MemoryError:
+        raise
+    except Exception as error:  # whatever a kernel from outside makes of it
+        raise ExportError(f"kernel {info.name} can not be compiled here: {error}") from error
     cells, values, program = dict(step.cells), dict(step.values), compiled.program
     for slot in compiled.slots:
         if slot not in cells:
