@@ -188,6 +188,9 @@ BAD_KERNELS = {
     "axes": kernel(store(
         index(P0, ROW, COLUMN),
         UOp(Ops.REDUCE, F32, (index(P1, ROW, COLUMN),), ReduceArg(Ops.ADD, (0,))))),
+    "loops": kernel(store(
+        index(P0, ROW, COLUMN),
+        UOp(Ops.REDUCE, F32, (index(P1, ROW, COLUMN), const(3)), ReduceArg(Ops.ADD, ())))),
     "loop kind": kernel(store(
         index(P0, UOp(Ops.RANGE, INDEX, (const(3),), (0, 0)), COLUMN), const(1.0, F32))),
     "buffer": kernel(store(

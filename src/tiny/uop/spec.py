@@ -323,9 +323,8 @@ def is_tensor_reduce(x: UOp) -> bool:
 def is_binding(x: UOp) -> bool:
     """A BIND gives a variable a value within its bounds."""
     variable, value = x.src
-    return (
-        variable.dtype is value.dtype is x.dtype
-        and (variable.arg.vmin <= value.arg <= variable.arg.vmax or value.arg != value.arg)
+    return variable.dtype is value.dtype is x.dtype and (
+        variable.arg.vmin <= value.arg <= variable.arg.vmax or value.arg != value.arg
     )
 
 
@@ -437,7 +436,12 @@ def is_access(x: UOp) -> bool:
 
 def is_kernel_reduce(x: UOp) -> bool:
     """A REDUCE of a kernel names its loops as sources."""
-    return is_reduction(x) and x.arg.axes == () and len(x.src) > 1
+    loops = x.src[1:]
+    return is_reduction(x) and x.arg.axes == () and bool(loops) and all(_is_loop(r) for r in loops)
+
+
+def _is_loop(x: UOp) -> bool:
+    return x.op is Ops.RANGE
 
 
 def stores_own_dtype(x: UOp) -> bool:
