@@ -24,7 +24,7 @@ from tiny.engine.stored import (
 from tiny.schedule import Slot
 from tiny.uop.bounds import AccessError, check_accesses
 from tiny.uop.ops import Ops, UOp
-from tiny.uop.spec import SpecError, spec_tensor, verify
+from tiny.uop.spec import spec_tensor, verify
 from tiny.uop.structure import check_kernel
 
 __all__ = ["check_call", "check_content", "result_views"]
@@ -152,8 +152,8 @@ class _Steps:
         )
         try:
             check_kernel(step.kernel)
-        except SpecError as error:
-            raise ExportError(str(error)) from error
+        except Exception as error:  # a SpecError, or whatever a graph from outside makes of it
+            raise ExportError(f"kernel {name} is none: {error}") from error
         written = [s.src[0].src[0].arg.slot for s in step.kernel.src]
         cells = dict(step.cells)
         _refuse(len(cells) == len(step.cells), f"kernel {name} has two buffers of one number")
@@ -183,6 +183,8 @@ class _Steps:
             check_accesses(step.kernel, {slot for slot, k in cells.items() if k in changed})
         except AccessError as error:
             raise ExportError(str(error)) from None
+        except (ArithmeticError, RecursionError) as error:
+            raise ExportError(f"kernel {name} can not be proved: {error}") from error
         values = dict(step.values)
         for variable in step.kernel.variables():
             if variable.arg.name in values:
