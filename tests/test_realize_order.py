@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 from collections.abc import Iterator
 
@@ -17,7 +18,9 @@ from tiny.uop.ops import Ops
 def nothing_is_pending() -> Iterator[None]:
     """Tests before may have left something that this one would carry out."""
     gc.collect()
-    storage.realize_storages(storage.pending_storages())
+    for pending in storage.pending_storages():
+        with contextlib.suppress(Exception):  # of another runtime, say
+            storage.realize_storages([pending])
     yield
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+
+import pytest
 from hypothesis import given, settings
 
 from conftest import examples
@@ -20,8 +23,11 @@ from tensor_graphs import (
     reshape,
     shrink,
 )
+from tiny import Device
+from tiny.codegen.opt import Kernel, KernelOptError, Opt, OptOps
 from tiny.dtype import dtypes
 from tiny.uop.ops import Ops, UOp
+from tiny.uop.spec import SpecError, spec_tensor, verify
 
 
 @settings(max_examples=examples(20_000, 300))
@@ -159,3 +165,75 @@ def test_an_optimiser_step_is_one_kernel_and_no_copy():
 
     stats = check(p2, m2, v2, tolerance=1e-5).schedule.stats
     assert stats.kernels == 1 and not stats.stored_nbytes
+
+
+# ---------------------------------------------------------------- computed places
+
+
+def scatter(x: UOp, value: UOp, places: UOp) -> UOp:
+    """x after each element of `value` was written to its place, the last one winning."""
+    flat = reshape(x, math.prod(x.shape))
+    return x.after(UOp(Ops.STORE, dtypes.void, (flat, value, places)))
+
+
+def test_writes_to_computed_places_keep_their_order():
+    x, value, places = ints(3), ints(40), ints(40)
+    (item,) = check_program([scatter(x, value, places)], []).schedule.items
+    assert item.kernel.src[0].arg == "ordered" and item.kernel.arg.name == "E_40"
+
+
+def test_the_old_version_is_read_before_places_are_written():
+    x, value, places = ints(), ints(4), ints(4)
+    held = [mul(flip(x, 0), const(3, x)), add(x, const(1, x))]
+    assert kernels([scatter(x, value, places)], held) == 2  # both readers, then the write
+
+
+def test_places_in_a_view_of_a_view():
+    x, value, places = buffer(4, 6, dtype=dtypes.int32), ints(5), ints(5)
+    view = flip(shrink(x, (1, 4), (0, 3)), 1)
+    new = x.after(UOp(Ops.STORE, dtypes.void, (reshape(view, 9), value, places)))
+    assert kernels([new]) == 1
+
+
+def test_a_write_to_places_joins_nothing():
+    x, y, value, places = ints(), ints(), ints(6), ints(6)
+    new = scatter(x, value, places)
+    other = assign(y, add(y, const(1, y)))
+    assert kernels([new, other], [add(new, const(1, new))]) == 2  # the two others are one
+
+
+def test_one_number_to_many_places():
+    x, places = ints(), ints(4)
+    assert kernels([scatter(x, UOp.const(7, dtypes.int32), places)]) == 1
+
+
+def test_values_and_places_are_computed_on_the_way():
+    x, value, places = ints(), ints(4), ints(4)
+    assert kernels([scatter(x, mul(value, value), add(places, const(1, places)))]) == 1
+
+
+def test_what_is_written_in_order_reads_none_of_the_memory_that_it_writes():
+    x, places = ints(), ints(6)
+    with pytest.raises(ValueError, match="CONTIGUOUS"):
+        check_program([scatter(x, flip(x, 0), places)], [])
+
+
+def test_the_loops_of_an_ordered_write_take_no_opts():
+    x, value, places = ints(), buffer(8, 16, dtype=dtypes.int32), buffer(8, 16, dtype=dtypes.int32)
+    (item,) = check_program([scatter(x, value, places)], []).schedule.items
+    kernel = Kernel(item.kernel, Device["CPU"].target)
+    assert kernel.hand_coded_optimizations() == ()
+    for opt in (Opt(OptOps.VEC, 1, 8), Opt(OptOps.THREAD, 0, 0), Opt(OptOps.SWAP, 0, 1)):
+        with pytest.raises(KernelOptError, match="in the order of its loops"):
+            kernel.apply_opt(opt)
+
+
+def test_the_spec_of_ordered_writes():
+    x, places = ints(), ints(4)
+    for wrong in (
+        (x, ints(5), places),  # another shape
+        (x, ints(4), UOp(Ops.CAST, dtypes.float32, (places,))),  # no integers
+        (buffer(2, 3, dtype=dtypes.int32), ints(4), places),  # not flat
+    ):
+        with pytest.raises(SpecError):
+            verify(UOp.sink(wrong[0].after(UOp(Ops.STORE, dtypes.void, wrong))), spec_tensor, "it")

@@ -38,16 +38,16 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 VIEWS = GroupOp.Movement | {Ops.DETACH, Ops.BITCAST}
-_REARRANGED = frozenset({Ops.RESHAPE, Ops.PERMUTE, Ops.FLIP})
 
 
 class Storage(Member):
     """One value: `node` is what it is now, `device` where it is or will be.
 
     `owner`: the BUFFER below belongs to it alone. `is_written`: it was assigned to since it was
-    last in memory. `maker`: the mark of the capture in which it was made. `stands_apart`: in a
-    capture it stands for an argument whose elements are not in order. `holders` are told when a
-    tensor moves to another storage.
+    last in memory. `maker`: the mark of the capture in which it was made. `stands_apart`: its
+    elements count as out of order, as they were in what it was the only wanted part of, or as
+    those of the argument are that it stands for in a capture. `holders` are told when a tensor
+    moves to another storage.
     """
 
     __slots__ = (
@@ -321,15 +321,12 @@ class View(Member):
     @classmethod
     def _value(cls, uop: UOp, device: str | None) -> Self:
         """A tensor with a storage of its own, which no write to another one changes."""
-        root = uop
-        while root.op in _REARRANGED:  # elements in another order are a view of those in order
-            root = root.src[0]
-        storage = Storage(root, device)
-        if (root.op is Ops.BUFFER or root.op is Ops.AFTER) and (
-            buffer := memory_below(root)
-        ) is not None:
-            take_memory(storage, buffer)
-        return cls._view(storage, root, uop)
+        storage = Storage(uop, device)
+        if uop.op is Ops.BUFFER or uop.op is Ops.AFTER:
+            buffer = memory_below(uop)
+            if buffer is not None:
+                take_memory(storage, buffer)
+        return cls._view(storage, uop, uop)
 
     @in_turn
     def _snapshot(self) -> Self:
@@ -543,6 +540,8 @@ def realize_storages(wanted: Sequence[Storage]) -> None:
     threads = threading.active_count() > 1
     if threads:
         _skip_writes_done(pending)
+    for storage in wanted:
+        _in_memory_of_its_own(storage)
     stale = _add_stale_readers(wanted, pending)
     outputs = list(dict.fromkeys(s.node for s in (*wanted, *stale)))
     taken: list[UOp] = []
@@ -593,7 +592,7 @@ def _announced(
         if node is storage.node:
             continue
         base = split_view(node)
-        if base.op is not Ops.BUFFER or (node is not base and not _is_rearranged(node)):
+        if base.op is not Ops.BUFFER or (node is not base and not _is_front(node)):
             settings.append((storage, "node", node))
             continue
         settings.append((storage, "device", base.arg.device))
@@ -668,16 +667,16 @@ def pending_storages() -> list[Storage]:
     return [s for s in found if s.maker not in tokens and id(s) not in written]
 
 
-def _is_rearranged(node: UOp) -> bool:
-    """Whether a chain of movement only reorders elements: each is there once.
+def _is_front(node: UOp) -> bool:
+    """Whether this is the front of a BUFFER of the upper bounds of its size, which is symbolic."""
+    return node.op is Ops.SHRINK and len(node.src) > 1 and node.src[0].op is Ops.BUFFER
 
-    A value of symbolic size is the front of a BUFFER of its upper bound, and has it for itself.
-    """
-    while node.op in (Ops.RESHAPE, Ops.PERMUTE, Ops.FLIP) or (
-        node.op is Ops.SHRINK and len(node.src) > 1
-    ):
-        node = node.src[0]
-    return node.op is Ops.BUFFER
+
+def _in_memory_of_its_own(storage: Storage) -> None:
+    """Let a value that is a part of another one, or repeats or rearranges it, be a copy."""
+    node = storage.node
+    if node.op in GroupOp.Movement and len(node.src) == 1 and split_view(node).op is not Ops.CONST:
+        put_off(storage, UOp(Ops.CONTIGUOUS, node.dtype, (node,)))
 
 
 def wanted_storages(tensors: Sequence[View]) -> list[Storage]:
@@ -691,14 +690,12 @@ def wanted_storages(tensors: Sequence[View]) -> list[Storage]:
         uop = tensor.uop
         if 0 in uop.shape:
             continue
-        if node.op in GroupOp.Movement and len(node.src) == 1:
-            # a value that is a part of another one, or repeats it: in memory of its own
-            put_off(storage, UOp(Ops.CONTIGUOUS, node.dtype, (node,)))
-            uop, node = tensor.uop, storage.node
         # the references are those of the tensor, of the variable, and of the call
         if uop is not node and memory_below(node) is None and sys.getrefcount(storage) == 3:
-            storage = Storage(_stored_in_order(uop), storage.device)
-            tensor._storage, tensor._root, tensor._uop = storage, storage.node, storage.node
+            part = Storage(_stored_in_order(uop), storage.device)
+            part.stands_apart = storage.stands_apart or not in_order(uop, node)
+            tensor._storage, tensor._root, tensor._uop = part, part.node, part.node
+            storage = part
         wanted[id(storage)] = storage
     return list(wanted.values())
 
@@ -738,6 +735,7 @@ def _add_stale_readers(wanted: Sequence[Storage], pending: Sequence[Storage]) ->
         for storage in found:
             if split_view(storage.node) in old:  # nothing is computed: a copy must be made
                 put_off(storage, UOp(Ops.CONTIGUOUS, storage.node.dtype, (storage.node,)))
+            _in_memory_of_its_own(storage)
         stale += found
         if not more_writes:  # nothing that they bring along overwrites anything else
             return stale

@@ -594,6 +594,9 @@ class Tensor(View, CastsMixin):
     def _apart(self, result: Self) -> Self:
         return result._snapshot() if result._storage is self._storage else result
 
+    def _pick(self, picked: list[tuple[int, Self]]) -> Self:
+        return super()._pick(picked)._snapshot()
+
     def _reduce(self, op: Ops, axis: Any, keepdim: bool) -> Self:
         return self._apart(super()._reduce(op, axis, keepdim))
 
@@ -634,7 +637,8 @@ class Tensor(View, CastsMixin):
         """These values in memory, in order: a view where they are so already, else a copy."""
         x = self._strong()
         uop, storage = x.uop, x._storage
-        if storage.stands_apart or not in_order(uop, storage.node):
+        is_apart = storage.stands_apart and product(x.shape) != 1
+        if is_apart or not in_order(uop, storage.node):
             return x._node(Ops.CONTIGUOUS, x.dtype)
         if uop.op is not Ops.CONTIGUOUS and memory_below(storage.node) is None:
             uop = UOp(Ops.CONTIGUOUS, x.dtype, (uop,))
