@@ -19,7 +19,14 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import numpy as np
 
-from tiny._core.launch import HostMemory, Pool, copy_memory, fill_memory, release_scratch
+from tiny._core.launch import (
+    HostMemory,
+    Pool,
+    copy_memory,
+    fill_memory,
+    release_scratch,
+    when_memory_is_short,
+)
 from tiny.codegen.program import LinearProgram
 from tiny.dtype import DType, _to_np_dtype
 from tiny.helpers import DEBUG, DEV, LRU, POISON, GlobalCounters, make_lock
@@ -265,6 +272,9 @@ def release_caches() -> None:
     gc.collect()
     for device in Device.opened():
         device.allocator.free_cache()
+
+
+when_memory_is_short(release_caches)
 
 
 class Buffer:

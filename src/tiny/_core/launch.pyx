@@ -373,9 +373,21 @@ cdef int _take_scratch(_Scratch *scratch, size_t nbytes) except -1:
         free(scratch.c_raw)  # outgrown: so all come to be as large as the largest that is needed
     scratch.nbytes = nbytes
     scratch.c_data = _allocate(nbytes, &scratch.c_raw)
+    if scratch.c_data == NULL and free_memory is not None:
+        free_memory()
+        scratch.c_data = _allocate(nbytes, &scratch.c_raw)
     if scratch.c_data == NULL:
         raise MemoryError(f"could not allocate {nbytes} bytes of scratch memory")
     return 0
+
+
+cdef object free_memory = None
+
+
+def when_memory_is_short(function) -> None:
+    """Call a function when there is no scratch memory; then it is tried once more."""
+    global free_memory
+    free_memory = function
 
 
 cdef void _give_back_scratch(_Scratch *scratch) noexcept:
