@@ -108,6 +108,11 @@ PROVED: dict[str, tuple[UOp, int, tuple[UOp, ...]]] = {
     "a loop as long as an expression": (A + UOp.range((3 - A) * 9, 8) // 9, 3, ()),
     "too many steps to try": (steps * 4000 + more - 7, 10**8, (const(6) < steps * 4000 + more,)),
     "eight bits": ((byte + 100).cast(dtypes.index), 127, (byte < 27, byte.const_like(-1) < byte)),
+    "a quotient of a long loop": (
+        (rows + i + 1) // 2 - 1,
+        10**6,
+        (const(0) < rows + i,),
+    ),
     "an impossible gate": (i + 100, 8, (i < 3, const(3) < i)),
 }
 
@@ -127,6 +132,7 @@ REFUSED: dict[str, tuple[UOp, int, tuple[UOp, ...]]] = {
     "a condition that is no conjunction": (i - 2, 6, ((const(5) < i) | (j < 4),)),
     "unequal to what is inside": (i, 7, (i.ne(6),)),
     "a quotient": ((i * 5 + j) // 4 - 1, 9, (const(2) < i * 5 + j,)),
+    "a quotient of a long loop": ((rows + i + 1) // 3 - 1, 10**6, (const(0) < rows + i,)),
     "a remainder": ((i + j) % 4, 3, ()),
     "parity": ((j * 4 + (i + j) // 2) % 5, 3, ((i + j) % 2 < 1, (i + j * 9) % 10 < 8)),
     "a variable": (N, 7, ()),

@@ -342,25 +342,25 @@ class _Known:
         if self.reach(form)[1] <= 0:
             return True
         tries = TRIES
-        waiting = deque([(form, STEPS)])
+        waiting = deque([(form, 1, STEPS)])  # so many times the form, less what is at most 0
         while waiting:
-            form, steps = waiting.popleft()
+            form, times, steps = waiting.popleft()
             for limit in self.limits:
                 ratios = dict.fromkeys(
-                    (theirs // g, factor // g)
+                    (abs(theirs) // g, abs(factor) // g)
                     for atom, factor in form.terms.items()
                     if (theirs := limit.terms.get(atom, 0)) * factor > 0
                     for g in (math.gcd(theirs, factor),)
                 )
                 for theirs, factor in ratios:
-                    less = form.plus(limit, abs(theirs), -abs(factor))
-                    if self.reach(less)[1] <= 0:
+                    less, more = form.plus(limit, theirs, -factor), times * theirs
+                    if self.reach(less)[1] < more:  # it is whole: less than 1 is at most 0
                         return True
                     tries -= 1
                     if tries < 0:
                         return False
                     if steps > 1:
-                        waiting.append((less, steps - 1))
+                        waiting.append((less, more, steps - 1))
         return False
 
 
