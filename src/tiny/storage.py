@@ -521,6 +521,10 @@ def realize(tensors: Sequence[View]) -> None:
     wanted = wanted_storages(tensors)
     taken = set(wanted)
     written = [s for s in pending_storages() if s.is_written and s not in taken]
+    if recorders and (watching := recorder()) is not None:
+        # what others write meanwhile is no part of a captured step
+        own = {id(s) for s in watching.written}
+        written = [s for s in written if s.maker is watching.token or id(s) in own]
     try:
         realize_storages([*wanted, *written])
     except Exception:
@@ -735,7 +739,6 @@ def _add_stale_readers(wanted: Sequence[Storage], pending: Sequence[Storage]) ->
         for storage in found:
             if split_view(storage.node) in old:  # nothing is computed: a copy must be made
                 put_off(storage, UOp(Ops.CONTIGUOUS, storage.node.dtype, (storage.node,)))
-            _in_memory_of_its_own(storage)
         stale += found
         if not more_writes:  # nothing that they bring along overwrites anything else
             return stale

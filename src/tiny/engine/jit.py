@@ -219,7 +219,8 @@ class TinyJit(Generic[P, R]):
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        if not JIT:
+        mode = JIT.value
+        if not mode:
             result = function(*args, **kwargs)
             return _realized(result) if self.donate else result
         call = reader.read(args, kwargs)
@@ -232,7 +233,7 @@ class TinyJit(Generic[P, R]):
             if step.is_valid(arguments):
                 if step.is_held(arguments):
                     return _realized(function(*args, **kwargs))
-                if JIT == 3:
+                if mode == 3:
                     return run_both(step, function, reader, args, kwargs, call)
                 return step.replay(arguments, call.numbers)
             table.steps.pop(key, None)

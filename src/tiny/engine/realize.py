@@ -243,7 +243,7 @@ class StepList:
             Arena(allocator, nbytes)
             for allocator, nbytes in zip(self._allocators, self._arenas.values(), strict=True)
         ]
-        if self._native is None or DEBUG >= 2 or JIT == 2:
+        if self._native is None or DEBUG >= 2 or JIT.value == 2:
             self._run_apart(self._pieces(memory, arenas), values, settings or [])
             return
         self._native((*memory, *[arena.memory for arena in arenas]), values, False, settings)
