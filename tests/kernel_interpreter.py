@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from evaluate import bits_as, constant, elementwise, move, np_dtype, reduce
+from evaluate import bits_as, constant, elementwise, evaluate, move, np_dtype, reduce
 from tiny.schedule import BoundSchedule, ScheduleItem
 from tiny.uop.ops import AxisType, GroupOp, Ops, UOp
 
@@ -44,7 +44,7 @@ def run_schedule(
             slots.append(garbage(slot.shape, dtype))
     for item in schedule.items:
         run_item(item, slots, bound.values)
-    outputs = [see(slots[view.slot], view.moves) for view in schedule.outputs]
+    outputs = [see(slots[view.slot], view.moves, bound.values) for view in schedule.outputs]
     return outputs, {b: slots[k] for k, b in enumerate(bound.buffers)}
 
 
@@ -55,10 +55,11 @@ def garbage(shape: Sequence[int], dtype: Any) -> Array:
     return np.frombuffer(bytes([0xA5]) * n, dtype).reshape(tuple(shape)).copy()
 
 
-def see(x: Array, moves: Sequence[UOp]) -> Array:
+def see(x: Array, moves: Sequence[UOp], variables: Mapping[str, int]) -> Array:
     """A slot through the movement operations of a view."""
     for node in moves:
-        x = bits_as(x, np_dtype(node.dtype)) if node.op is Ops.BITCAST else move(node, x, {})
+        sizes = {size: evaluate(size, None, variables) for size in node.src[1:]}
+        x = bits_as(x, np_dtype(node.dtype)) if node.op is Ops.BITCAST else move(node, x, sizes)
     return x
 
 

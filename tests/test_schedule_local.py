@@ -296,7 +296,7 @@ def test_a_symbolic_row_is_kept_at_its_upper_bound():
     bound = schedule(softmax_of_symbolic(x))
     (got,), _ = run_schedule(bound, memory)
     (want,) = evaluate_all([softmax_of_symbolic(x)], memory)
-    np.testing.assert_allclose(got[:, :23], want, rtol=1e-5)
+    np.testing.assert_allclose(got, want, rtol=1e-5)
 
 
 def softmax_of_symbolic(x: UOp) -> UOp:
