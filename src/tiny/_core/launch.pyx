@@ -23,7 +23,7 @@ from cpython.buffer cimport (
 from cpython.float cimport PyFloat_AsDouble
 from libc.stdint cimport int64_t, uint64_t, uintptr_t
 from libc.stdlib cimport calloc, free, malloc
-from libc.string cimport memcpy, memmove
+from libc.string cimport memcpy, memmove, memset
 
 from tiny.helpers import NUM_CPU_THREADS
 
@@ -37,16 +37,67 @@ cdef extern from *:
         #pragma omp parallel num_threads(threads)
         work(omp_get_thread_num(), omp_get_num_threads(), of_what);
     }
-    static void tiny_barrier(void) {
-        #pragma omp barrier
-    }
     #else
     #define TINY_HAS_OPENMP 0
     static void tiny_in_threads(int threads, void (*work)(int, int, void *), void *of_what) {
         (void)threads;
         work(0, 1, of_what);
     }
-    static void tiny_barrier(void) {}
+    #endif
+
+    /* Where the threads of a call meet. One that waits spins first, so that meetings of threads
+       that run cost no more than a cache line on its way; then it gives its processor away, since
+       the thread that it waits for may want just this one; and if that takes long, it sleeps. */
+    typedef struct { int arrived; char apart[60]; int round; int sleeping; char end[56]; } tiny_meeting;
+    #if defined(_OPENMP) && (defined(__GNUC__) || defined(__clang__)) && !defined(_WIN32)
+    #include <sched.h>
+    #ifdef __linux__
+    #include <linux/futex.h>
+    #include <sys/syscall.h>
+    #include <unistd.h>
+    #endif
+    #define TINY_SPINS 200     /* a few µs */
+    #define TINY_YIELDS 4000   /* a millisecond, where nobody else wants the processor */
+    static void tiny_pause(void) {
+    #if defined(__x86_64__) || defined(__i386__)
+        __builtin_ia32_pause();
+    #endif
+    }
+    static void tiny_meet(tiny_meeting *at, int team) {
+        int turn, round = __atomic_load_n(&at->round, __ATOMIC_ACQUIRE);
+        if (__atomic_add_fetch(&at->arrived, 1, __ATOMIC_ACQ_REL) == team) {
+            __atomic_store_n(&at->arrived, 0, __ATOMIC_RELAXED);
+            __atomic_store_n(&at->round, round + 1, __ATOMIC_SEQ_CST);
+    #ifdef __linux__
+            if (__atomic_load_n(&at->sleeping, __ATOMIC_SEQ_CST))
+                syscall(SYS_futex, &at->round, FUTEX_WAKE_PRIVATE, 0x7fffffff, NULL, NULL, 0);
+    #endif
+            return;
+        }
+        for (turn = 0; __atomic_load_n(&at->round, __ATOMIC_ACQUIRE) == round; ++turn) {
+            if (turn < TINY_SPINS) {
+                tiny_pause();
+                continue;
+            }
+    #ifdef __linux__
+            if (turn > TINY_SPINS + TINY_YIELDS) {
+                __atomic_add_fetch(&at->sleeping, 1, __ATOMIC_SEQ_CST);
+                while (__atomic_load_n(&at->round, __ATOMIC_SEQ_CST) == round)
+                    syscall(SYS_futex, &at->round, FUTEX_WAIT_PRIVATE, round, NULL, NULL, 0);
+                __atomic_sub_fetch(&at->sleeping, 1, __ATOMIC_SEQ_CST);
+                return;
+            }
+    #endif
+            sched_yield();
+        }
+    }
+    #elif defined(_OPENMP)
+    static void tiny_meet(tiny_meeting *at, int team) {
+        (void)at; (void)team;
+        #pragma omp barrier
+    }
+    #else
+    static void tiny_meet(tiny_meeting *at, int team) { (void)at; (void)team; }
     #endif
 
     static volatile int tiny_is_forked = 0;
@@ -86,7 +137,9 @@ cdef extern from *:
     void in_threads "tiny_in_threads"(
         int, void (*)(int, int, void *) noexcept nogil, void *
     ) noexcept nogil
-    void barrier "tiny_barrier"() noexcept nogil
+    ctypedef struct tiny_meeting:
+        pass
+    void meet "tiny_meet"(tiny_meeting *, int) noexcept nogil
     const bint is_forked "tiny_is_forked"
     int watch_forks "tiny_watch_forks"() nogil
     double seconds_now "tiny_seconds"() noexcept nogil
@@ -441,6 +494,7 @@ cdef struct _Call:
     size_t stride           # from there to that of the next
     char *c_shared
     double *c_seconds       # of each step; NULL if nobody asks
+    tiny_meeting meeting    # of the threads
 
 
 cdef int _run(_Call *call, int64_t widest, size_t scratch_nbytes, size_t shared_nbytes) except -1:
@@ -455,7 +509,8 @@ cdef int _run(_Call *call, int64_t widest, size_t scratch_nbytes, size_t shared_
         if most == 1:
             _work(0, 1, call)
         else:
-            # one region for all steps: a barrier between two takes 0.5 µs, a region each 1.2
+            # one region for all steps: to meet between two takes 0.3 µs, a region each 1.2
+            memset(&call.meeting, 0, sizeof(tiny_meeting))
             in_threads(most, _work, call)
     _give_back_scratch(&scratch)
     return 0
@@ -474,7 +529,7 @@ cdef void _work(int me, int team, void *c_call) noexcept nogil:
             wide = team > 1 and step.parallel and step.c_phases[k].count > 1
             # what only the first thread does in a row is in order anyway
             if was_wide or (wide and (i or k)):
-                barrier()
+                meet(&call.meeting, team)
             was_wide = wide
             if wide:
                 _run_part(call, step, &step.c_phases[k], me, team)
@@ -482,7 +537,7 @@ cdef void _work(int me, int team, void *c_call) noexcept nogil:
                 _run_alone(call, step, k)
         if call.c_seconds != NULL:
             if was_wide:
-                barrier()
+                meet(&call.meeting, team)
                 was_wide = False
             if me == 0:
                 now = seconds_now()
