@@ -835,7 +835,7 @@ class _Swap:
 
     def tiny(m, k, j, how):
         a, b = m.items[k], m.items[j]
-        kept = a.clone() if how else (a | a if m.dtype_of(a) == "bool" else a + 0)
+        kept = a.clone() if how else (a | a if m.dtype_of(a) == "bool" else a * 1)
         a.assign(b)
         b.assign(kept)
 
