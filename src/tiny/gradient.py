@@ -177,9 +177,7 @@ def _move_back(node: UOp, gradient: UOp) -> UOp:
 # ---------------------------------------------------------------- assignment
 
 
-def _after(
-    node: UOp, gradient: UOp, ordered: OrderedRule | None
-) -> list[tuple[UOp, UOp | None]]:
+def _after(node: UOp, gradient: UOp, ordered: OrderedRule | None) -> list[tuple[UOp, UOp | None]]:
     """The gradients of the values stored, and of what the stores left of the first source."""
     _, path = _views(node.src[0])
     stores = [e for e in node.src[1:] if e.op is Ops.STORE]
