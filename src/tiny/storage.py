@@ -516,6 +516,8 @@ def realize(tensors: Sequence[View]) -> None:
     - A write on the way is carried out, so whoever holds that version now finds it in memory.
     - Whoever was built before on the version that it overwrites must be computed too, in the same
       go, since that version is gone afterwards; and so on for the writes that this carries out.
+      (Keeping a copy of that version instead would cost memory, and the value is wanted anyway;
+      what computes nothing, a part or a repetition, is copied.)
     - What shares nodes with a computed graph shares the result.
     """
     wanted = wanted_storages(tensors)

@@ -841,7 +841,11 @@ class Tensor(View, CastsMixin):
     # ------------------------------------------------------------ computing
 
     def realize(self, *lst: Tensor) -> Self:
-        """Compute this tensor and others now, and with them every write they depend on."""
+        """Compute this tensor and others now, and carry out every assignment made before.
+
+        What is pending and reads what is overwritten is computed too, and a view of it that is a
+        value of its own is copied. Nothing else is computed.
+        """
         realize([self, *lst])
         return self
 
