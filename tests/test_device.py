@@ -191,6 +191,15 @@ def test_the_pool_is_bounded_and_forgets_the_oldest(monkeypatch):
     assert allocator.kept_nbytes == 0 and allocator.freed == 5
 
 
+def test_the_pool_keeps_few_sizes():
+    allocator = CountingAllocator()
+    for k in range(1, 1001):
+        for memory in [allocator.alloc(64 * k) for _ in range(2)]:
+            allocator.free(memory, 64 * k)
+    assert allocator.kept == 2 * 256 and allocator.freed == 2 * (1000 - 256)
+    assert allocator.kept_nbytes == 2 * 64 * sum(range(745, 1001))
+
+
 def test_memory_can_go_back_at_once():
     allocator = CountingAllocator()
     allocator.free(allocator.alloc(64), 64, BufferSpec(nolru=True))

@@ -157,6 +157,7 @@ cdef enum:
     HUGE_PAGE = 2 << 20
     COLOURS = 16
     COLOUR_NBYTES = PAGE + 5 * ALIGNMENT  # differs for pages and for lines
+    MOST_SIZES = 256  # of pieces in a pool
     MOST_SCRATCH_KEPT = 16  # pieces of scratch memory that no call uses
     MOST_SCRATCH_NBYTES = 256 << 20  # of all of those
 
@@ -326,7 +327,8 @@ cdef class Pool:
     def give(self, piece, Py_ssize_t nbytes, Py_ssize_t most) -> list:
         """Keep a piece; the pieces that this is too much with, if all are to have `most` bytes.
 
-        Those of the size that was not used for the longest time go first.
+        Those of the size that was not used for the longest time go first, as they do when there
+        are many sizes: a program that never asks for the same twice is not to fill its memory.
         """
         cdef Py_ssize_t oldest
         cdef list too_much = [], fresh = [], same
@@ -337,7 +339,7 @@ cdef class Pool:
         same.append(piece)
         self.pieces[nbytes] = same
         self.nbytes += nbytes
-        while self.nbytes > most:
+        while self.nbytes > most or len(self.pieces) > MOST_SIZES:
             for oldest in self.pieces:
                 break
             same = self.pieces[oldest]
