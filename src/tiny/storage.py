@@ -696,14 +696,28 @@ def wanted_storages(tensors: Sequence[View]) -> list[Storage]:
         uop = tensor.uop
         if 0 in uop.shape:
             continue
-        # the references are those of the tensor, of the variable, and of the call
-        if uop is not node and memory_below(node) is None and sys.getrefcount(storage) == 3:
+        if uop is not node and memory_below(node) is None and _is_alone(tensor):
             part = Storage(_stored_in_order(uop), storage.device)
             part.stands_apart = storage.stands_apart or not in_order(uop, node)
             tensor._storage, tensor._root, tensor._uop = part, part.node, part.node
             storage = part
         wanted[id(storage)] = storage
     return list(wanted.values())
+
+
+def _references(view: View) -> int:
+    """How many references there are to the storage of a view, those of this call included."""
+    storage = view._storage
+    return sys.getrefcount(storage)
+
+
+def _is_alone(view: View) -> bool:
+    """Whether nobody has the storage of a view but the view, and the caller in a variable."""
+    return _references(view) == _ALONE + 1
+
+
+# how many a call takes for itself differs by version of Python
+_ALONE = _references(View._value(UOp.const(0, dtypes.int32), None))
 
 
 def _add_stale_readers(wanted: Sequence[Storage], pending: Sequence[Storage]) -> list[Storage]:
