@@ -13,8 +13,8 @@ class Optimizer:
     """What all optimizers share.
 
     `params` are tensors of a float dtype; one that appears twice counts once, those marked
-    `requires_grad=False` are left alone, and the others are marked True. `lr` is kept as a tensor of shape (1,), so that a
-    schedule can assign to it.
+    `requires_grad=False` are left alone, and the others are marked True. `lr` is kept as a tensor
+    of shape (1,), so that a schedule can assign to it.
     """
 
     def __init__(self, params: Iterable[Tensor], lr: float) -> None:
