@@ -362,6 +362,27 @@ def test_a_box_that_does_not_fit_is_not_legal():
         kernel.apply_opt(Opt(STAGE, 1, B))
 
 
+@pytest.mark.parametrize("lanes", [1, 2, 4])
+@pytest.mark.parametrize("product_first", [True, False])
+def test_sums_outside_of_a_loop_share_what_sums_inside_of_it_have_loaded(lanes, product_first):
+    # the sum of a column is made outside of the loop over i, when the product's rest is in hand
+    columns, rows, n = 9, 5, 3
+    j, i, r, s = out(columns, 0), out(rows, 1), red(n, 2), red(n, 3)
+    a, b = param(1, n, rows), param(2, n, columns)
+    product = (a.index(r, i) * b.index(r, j)).reduce(r)
+    total = b.index(s, j).reduce(s)
+    value = product + total * 2 if product_first else total * 2 + product
+    x, y = some(n, rows), some(n, columns, seed=1)
+    case = Case(
+        sink(param(0, columns, rows).index(j, i).store(value)),
+        [blank(columns, rows), x, y],
+        [y.T @ x + 2 * y.sum(0)[:, None], x, y],
+    )
+    opts = [Opt(VEC, axis, lanes) for axis in (2, 3) if lanes > 1]
+    check(case, *opts)
+    check(case, *opts, Opt(THREAD, 0))
+
+
 def test_a_loop_that_may_be_empty_carries_no_sums():
     # its first iteration is what sets the memory that they are in
     n = UOp.variable("n", 0, 4)

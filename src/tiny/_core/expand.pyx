@@ -507,6 +507,10 @@ cdef class Expansion:
     cdef int go_on(self, Aside aside) except -1:
         """Go on inside of loops that were set aside."""
         cdef Py_ssize_t k
+        cdef Scope scope
+        cdef set outside = {uop for uop in aside.homes if uop in self.home}
+        for scope in aside.scopes if outside else ():  # they come before these loops now
+            scope.lines = [uop for uop in scope.lines if uop not in outside]
         self.scopes += aside.scopes
         for uop, at in aside.homes.items():
             self.home.setdefault(uop, at)
