@@ -93,9 +93,10 @@ def command(
 
 
 def _shown(array: np.ndarray[Any, Any]) -> str:
-    if array.size > MOST_SHOWN:
-        return "…"
-    return np.array2string(array, separator=", ").replace("\n", "")
+    if array.size <= MOST_SHOWN:
+        return np.array2string(array, separator=", ").replace("\n", "")
+    first = ", ".join(map(str, array.ravel()[:MOST_SHOWN]))
+    return f"[{first}, …"
 
 
 def _write(output: Path, arrays: dict[str, np.ndarray[Any, Any]]) -> None:
