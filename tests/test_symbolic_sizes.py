@@ -697,14 +697,15 @@ def test_a_cache_of_256_positions_is_filled_by_one_capture(dim, heads, batch, ca
     start = Variable("start_pos", 0, 255)
     rng = np.random.default_rng(1)
     kernels = []
+    atol = 5e-7 * dim**0.5  # of sums of `dim` products in float32, on both sides
     for position in range(200 if captured else 40):
         x = rng.standard_normal((batch, 1, dim)).astype(np.float32)
         found = step(Tensor(x).realize(), start.bind(position)).numpy()
-        np.testing.assert_allclose(found, attention.numpy(x, position), atol=3e-6)
+        np.testing.assert_allclose(found, attention.numpy(x, position), atol=atol)
         kernels.append(len(realize._kernels))
     filled = len(kernels)
     keys = attention.keys.numpy()[:, :filled]
-    np.testing.assert_allclose(keys, attention.np_keys[:, :filled], atol=3e-6)
+    np.testing.assert_allclose(keys, attention.np_keys[:, :filled], atol=atol)
     assert kernels[-1] == kernels[2]
     if captured:
         assert len(step.captures) == 1
