@@ -749,13 +749,21 @@ def index_of(m: Machine, way: str, holder: str, parts: Any) -> Any:
     return held if len(held) > 1 else held[0]
 
 
+def gathered(values: np.ndarray, index: Any) -> np.ndarray:
+    """Values at places. Where they are found as a sum, as the evaluator does, -0.0 becomes 0.0."""
+    found: np.ndarray = values[index]
+    if found.dtype.kind == "f" and (np.signbit(found) & (found == 0)).any():
+        raise Rejected
+    return found
+
+
 @kind("pick", draw_pick)
 class _Pick:
     def numpy(m, k, way, holder, parts):
         if way == "mask" and holder == "tensor":
             raise Rejected  # how many there are is not known before it runs
         x = m.items[k]
-        values = x.values()[index_of(m, way, holder, parts)]
+        values = gathered(x.values(), index_of(m, way, holder, parts))
         if values.size > 64:
             raise Rejected
         return m.computed(fresh(values), k)
@@ -786,7 +794,7 @@ class _Scatter:
         if how == "add":
             if x.dtype.kind == "b" or (way == "mask" and holder == "tensor"):
                 raise Rejected
-            values = x.values()[index] + values
+            values = gathered(x.values(), index) + values
         if how == "own":
             if way != "one" or len(shape) < len(x.shape):
                 raise Rejected

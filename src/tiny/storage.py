@@ -83,8 +83,8 @@ _pending = Alive()
 class Changes:
     """`pending` grows whenever some storage comes to hold a value that is not in memory.
 
-    `epoch` is another object whenever results have been put in place while there were several
-    threads; None from then until what other threads built meanwhile is in order.
+    `epoch` is another object whenever computing begins, and when results have been put in place,
+    while there are several threads; None from then until what others built meanwhile is in order.
     """
 
     pending = 0
@@ -542,8 +542,12 @@ def realize_storages(wanted: Sequence[Storage]) -> None:
     wanted = [s for s in wanted if 0 not in s.node.shape]
     if not wanted:
         return
-    pending = pending_storages()
     threads = threading.active_count() > 1
+    if threads:
+        # Whoever has read its sources by now, and is not among the pending ones yet, builds again:
+        # it may read memory that is overwritten below, by a name that this does not change.
+        changes.epoch = object()
+    pending = pending_storages()
     if threads:
         _skip_writes_done(pending)
     for storage in wanted:
