@@ -262,7 +262,8 @@ class LLVMCompiler(Compiler):
     def _parse(self, source: str, name: str) -> Any:
         llvm = _llvm()
         try:
-            module = llvm.parse_assembly(source)
+            # types and constants live as long as their context: one for all would grow for ever
+            module = llvm.parse_assembly(source, context=llvm.create_context())
             if SPEC:
                 module.verify()
         except RuntimeError as e:
