@@ -20,7 +20,6 @@ from tiny.helpers import (
     DEBUG,
     DEV,
     NO_COLOR,
-    Cache,
     Context,
     ContextVar,
     GlobalCounters,
@@ -29,8 +28,6 @@ from tiny.helpers import (
     Timing,
     all_int,
     argfix,
-    cached,
-    caches,
     ceildiv,
     colored,
     dedup,
@@ -47,6 +44,7 @@ from tiny.helpers import (
     tqdm,
     trange,
 )
+from tiny.shared import Cache, cached, caches
 
 # every name that the public surface promises
 SURFACE = (

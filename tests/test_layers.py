@@ -15,7 +15,7 @@ import pytest
 import tiny
 
 FLOORS = (
-    ("helpers", "cache"),
+    ("helpers", "shared", "cache"),
     ("_core",),
     ("dtype",),
     ("mixin",),

@@ -9,8 +9,8 @@ from conftest import FULL, examples
 from tiny import codegen
 from tiny.bench.memory import LOOPS, levels, resident_nbytes
 from tiny.engine import realize
-from tiny.helpers import caches
 from tiny.schedule import schedule
+from tiny.shared import caches
 
 try:
     resident_nbytes()

@@ -29,8 +29,9 @@ from tiny._core.launch import (
 )
 from tiny.codegen.program import LinearProgram
 from tiny.dtype import DType, _to_np_dtype
-from tiny.helpers import DEBUG, DEV, LRU, POISON, GlobalCounters, make_lock
+from tiny.helpers import DEBUG, DEV, LRU, POISON, GlobalCounters
 from tiny.renderer import Renderer
+from tiny.shared import make_lock
 from tiny.uop.target import Target
 
 __all__ = [

@@ -29,8 +29,9 @@ from typing import Any, ParamSpec, Self, TypeVar
 from tiny._core.alive import Alive, Member
 from tiny._core.launch import publish
 from tiny.dtype import DType, dtypes
-from tiny.helpers import make_lock, prod
+from tiny.helpers import prod
 from tiny.mixin.sizes import most
+from tiny.shared import make_lock
 from tiny.uop.ops import GroupOp, Ops, UOp
 from tiny.uop.runtime import Setting, recorder, recorders, runtime
 

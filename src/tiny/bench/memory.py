@@ -13,7 +13,8 @@ import numpy as np
 from tiny._core.graph import table_stats
 from tiny.bench import models
 from tiny.device import Device
-from tiny.helpers import GlobalCounters, caches
+from tiny.helpers import GlobalCounters
+from tiny.shared import caches
 from tiny.storage import live_views
 
 Step = Callable[[int], object]

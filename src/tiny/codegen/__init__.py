@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from tiny.codegen.opt import Kernel, KernelOptError, Opt, OptOps
 from tiny.codegen.program import LinearProgram, Phase, ProgramParam
-from tiny.helpers import NOOPT, SPEC, STRICT_REDUCE, Cache
+from tiny.helpers import NOOPT, SPEC, STRICT_REDUCE
+from tiny.shared import Cache
 from tiny.uop.ops import UOp
 from tiny.uop.structure import check_kernel, check_program
 from tiny.uop.target import Target

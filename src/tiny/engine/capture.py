@@ -25,9 +25,10 @@ from tiny.device import Buffer, Device
 from tiny.engine.donation import reuse_memory
 from tiny.engine.memory import buffer_node, buffer_of
 from tiny.engine.realize import CompiledSchedule, Part, Step, StepList, copy_program
-from tiny.helpers import NO_MEMORY_PLANNER, make_lock
+from tiny.helpers import NO_MEMORY_PLANNER
 from tiny.schedule import Slot
 from tiny.schedule.memory import Lifetime, plan_memory
+from tiny.shared import make_lock
 from tiny.uop.ops import Ops, UOp, sym_infer
 from tiny.uop.runtime import JitError, recorders
 

@@ -19,12 +19,12 @@ from tiny.helpers import (
     JIT,
     NOOPT,
     STRICT_REDUCE,
-    Cache,
     GlobalCounters,
     colored,
     nbytes_text,
 )
 from tiny.schedule import Schedule, ScheduleItem, Slot
+from tiny.shared import Cache
 from tiny.uop.ops import Ops, UOp
 from tiny.uop.printing import graph_text, list_text
 from tiny.uop.runtime import Setting

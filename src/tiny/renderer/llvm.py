@@ -19,8 +19,8 @@ from typing import NamedTuple
 
 from tiny.codegen.program import LinearProgram
 from tiny.dtype import DType, dtypes, float_to_fp8, truncate
-from tiny.helpers import cached
 from tiny.renderer import Renderer
+from tiny.shared import cached
 from tiny.uop.ops import AxisType, GroupOp, Ops, UOp
 from tiny.uop.target import Target
 

@@ -19,8 +19,9 @@ from tiny._core.launch import HostKernel, threads
 from tiny.codegen.program import LinearProgram
 from tiny.device import Compiled, CompileError, Compiler, HostAllocator
 from tiny.dtype import DTYPES_DICT, dtypes
-from tiny.helpers import SPEC, make_lock
+from tiny.helpers import SPEC
 from tiny.renderer.llvm import CPU_OPS, LLVMRenderer, phase_name
+from tiny.shared import make_lock
 from tiny.uop.ops import Ops
 from tiny.uop.target import Target
 

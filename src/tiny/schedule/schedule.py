@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from tiny._core.graph import canonical_key, open_key
 from tiny.dtype import DType
-from tiny.helpers import DEBUG, NO_MEMORY_PLANNER, SPEC, STRICT_REDUCE, Cache, disable_gc
+from tiny.helpers import DEBUG, NO_MEMORY_PLANNER, SPEC, STRICT_REDUCE, disable_gc
 from tiny.schedule.constants import SPECIAL, with_variables
 from tiny.schedule.graph import MEMORY, TensorGraph, canonicalise, read_graph
 from tiny.schedule.joins import join_steps
@@ -18,6 +18,7 @@ from tiny.schedule.liveness import Needs, order_by_memory
 from tiny.schedule.memory import Lifetime, plan_memory
 from tiny.schedule.order import Step, order_steps
 from tiny.schedule.ranges import plan_kernels
+from tiny.shared import Cache
 from tiny.uop.ops import Ops, UOp
 from tiny.uop.spec import spec_tensor, verify
 from tiny.uop.structure import check_kernel
