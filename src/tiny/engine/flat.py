@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import re
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -115,9 +115,9 @@ def name_of(value: Any, what: str) -> str:
     return value
 
 
-def dtype_of(value: Any) -> DType:
-    """A dtype that memory has, by name. Damaged if there is none."""
-    dtype = DTYPES_DICT.get(value) if isinstance(value, str) else None
+def dtype_of(value: Any, among: Mapping[str, DType] = DTYPES_DICT) -> DType:
+    """A dtype by name, by default one that memory has. Damaged if there is none."""
+    dtype = among.get(value) if isinstance(value, str) else None
     if dtype is None:
         raise Damaged(f"there is no dtype {value!r}")
     return dtype
@@ -192,7 +192,7 @@ def unflatten(flat: FlatKernels) -> list[UOp]:
     if int(flat.counts.sum(dtype=np.uint64)) != len(flat.sources):
         raise Damaged("the sources of nodes are not as many as are counted")
     ops = [_op_of(name) for name in _list_of(flat.op_names)]
-    kinds = [_dtype_of(name) for name in _list_of(flat.dtype_names)]
+    kinds = [dtype_of(name, _DTYPES) for name in _list_of(flat.dtype_names)]
     if count and (int(flat.ops.max()) >= len(ops) or int(flat.dtypes.max()) >= len(kinds)):
         raise Damaged("a node has no op or no dtype")
     nodes: list[UOp] = []
@@ -227,13 +227,6 @@ def _op_of(name: Any) -> Ops:
     if op is None or (op not in _EXACTLY and op not in _AT_LEAST):
         raise Damaged(f"a kernel has no {name!r}")
     return op
-
-
-def _dtype_of(name: Any) -> DType:
-    dtype = _DTYPES.get(name) if isinstance(name, str) else None
-    if dtype is None:
-        raise Damaged(f"there is no dtype {name!r}")
-    return dtype
 
 
 def _node(op: Ops, dtype: DType, src: tuple[UOp, ...], plain: Any) -> UOp:

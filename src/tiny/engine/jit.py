@@ -15,7 +15,6 @@ from typing import Any, Generic, ParamSpec, TypeVar, overload
 from tiny.device import Buffer
 from tiny.engine.capture import Capture
 from tiny.engine.compare import run_both
-from tiny.engine.export import export_step, exported_step, kept_calls
 from tiny.engine.holders import alias, make_unreadable
 from tiny.engine.memory import Stale, buffer_node
 from tiny.engine.replay import Arguments, CapturedStep
@@ -140,6 +139,8 @@ class TinyJit(Generic[P, R]):
         return type(self)(copy.deepcopy(self.fxn, memo), donate=self.donate)
 
     def __reduce__(self) -> tuple[Any, ...]:
+        from tiny.engine.export import exported_step, kept_calls
+
         if kept_calls(self):  # as an ExportedStep: what is captured, without the function
             return exported_step(self).__reduce__()
         return functools.partial(type(self), donate=self.donate), (self.fxn,)
@@ -154,6 +155,8 @@ class TinyJit(Generic[P, R]):
 
     def export(self, path: str | os.PathLike[str], **options: Any) -> None:
         """Write what is captured to a file that `load_step` reads: see `export_step`."""
+        from tiny.engine.export import export_step  # not needed to run: it reads and writes files
+
         export_step(self, path, **options)
 
     def captured_calls(self) -> list[tuple[CapturedStep, Layout]]:
@@ -336,8 +339,8 @@ class _Method:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the method, or replay it."""
         jit = self._jit
-        function = functools.partial(jit.fxn, self._instance)
         table = jit._table_of(self._instance)
+        function = self.captured_function()
         return jit._run(table, jit._reader_of_methods(), function, args, kwargs)
 
     @property
@@ -347,6 +350,8 @@ class _Method:
 
     def export(self, path: str | os.PathLike[str], **options: Any) -> None:
         """Write what is captured for this object to a file: see `export_step`."""
+        from tiny.engine.export import export_step  # not needed to run: it reads and writes files
+
         export_step(self, path, **options)
 
     def captured_calls(self) -> list[tuple[CapturedStep, Layout]]:
@@ -360,6 +365,8 @@ class _Method:
         return functools.partial(self._jit.fxn, self._instance)
 
     def __reduce__(self) -> tuple[Any, ...]:
+        from tiny.engine.export import exported_step
+
         return exported_step(self).__reduce__()
 
     def reset(self) -> None:
