@@ -1260,17 +1260,3 @@ def test_a_step_is_compiled_when_it_is_wanted(tmp_path, monkeypatch):
     assert not compiled
     step(ids, pos=2)
     assert len(compiled) == step.kernels
-
-
-# ---------------------------------------------------------------- the page
-
-
-def test_the_examples_of_the_page_run(tmp_path, monkeypatch):
-    page = Path(__file__).parents[1] / "docs" / "export.md"
-    if not page.exists():
-        pytest.skip("no docs beside the tests")
-    monkeypatch.chdir(tmp_path)
-    names: dict[str, Any] = {"__name__": "page"}
-    for block in page.read_text().split("```python\n")[1:]:
-        exec(block.split("```")[0], names)
-    assert names["again"].signatures

@@ -25,6 +25,7 @@ from tiny._core.ops import Ops
 from tiny._core.symbolic import simplify
 from tiny.dtype import DType, dtypes
 from tiny.uop.ops import UOp
+from tiny.uop.printing import SIGNS
 
 __all__ = ["AccessError", "check_accesses", "formula"]
 
@@ -586,23 +587,6 @@ def _is_exact(node: UOp) -> bool:
 
 # ---------------------------------------------------------------- text
 
-# sign and how strongly it binds
-_SIGNS = {
-    Ops.OR: ("|", 1),
-    Ops.AND: ("&", 2),
-    Ops.XOR: ("^", 2),
-    Ops.CMPLT: ("<", 3),
-    Ops.CMPEQ: ("==", 3),
-    Ops.CMPNE: ("!=", 3),
-    Ops.SHL: ("<<", 4),
-    Ops.SHR: (">>", 4),
-    Ops.ADD: ("+", 5),
-    Ops.SUB: ("-", 5),
-    Ops.MUL: ("*", 6),
-    Ops.FLOORDIV: ("//", 6),
-    Ops.FLOORMOD: ("%", 6),
-}
-
 
 def formula(node: UOp, width: int = 200) -> str:
     """An expression as people write it; loops are r0, r1, …, what is loaded is named after its
@@ -630,8 +614,8 @@ def _text(n: UOp, texts: dict[UOp, tuple[str, int]]) -> tuple[str, int]:
         return f"<{n.op.name.lower()}>", 9
     if n.op is Ops.CAST and n.dtype is dtypes.index:
         return texts[n.src[0]]
-    if n.op in _SIGNS:
-        sign, strength = _SIGNS[n.op]
+    if n.op in SIGNS:
+        sign, strength = SIGNS[n.op]
         (a, left), (b, right) = (texts[s] for s in n.src)
         if n.op is Ops.ADD and b.startswith("-") and right > strength:
             sign, b = "-", b[1:]

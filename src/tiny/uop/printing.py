@@ -14,7 +14,7 @@ from typing import Any
 from tiny._core.graph import Node
 from tiny._core.ops import Ops
 
-__all__ = ["describe", "expression_text", "graph_text", "list_text"]
+__all__ = ["SIGNS", "describe", "expression_text", "graph_text", "list_text"]
 
 REPR_LINES = 100  # of repr() of a node
 EXPRESSION_NODES = 32  # of an expression that is shown in one line
@@ -56,35 +56,44 @@ def expression_text(root: Node) -> str | None:
     texts: dict[Node, tuple[str, int]] = {}  # and how tightly the outermost operator binds
     for node in nodes:
         if node.op is Ops.CONST:
-            texts[node] = str(node.arg), 3
+            texts[node] = str(node.arg), 9
         elif node.op is Ops.DEFINE_VAR:
-            texts[node] = node.arg.name, 3
+            texts[node] = node.arg.name, 9
         elif node.op is Ops.BIND:
             texts[node] = f"{node.src[0].arg.name}={node.src[1].arg}", 0
         elif node.op is Ops.MAX:
-            texts[node] = f"max({', '.join(texts[s][0] for s in node.src)})", 3
+            texts[node] = f"max({', '.join(texts[s][0] for s in node.src)})", 9
         elif node.op is Ops.MUL and node.src[1].op is Ops.CONST and node.src[1].arg == -1:
-            texts[node] = f"-{_enclosed(*texts[node.src[0]], 3)}", 2
-        elif node.op in _OPERATORS:
-            sign, level = _OPERATORS[node.op]
-            a, b = (_enclosed(*texts[s], level + (k == 1)) for k, s in enumerate(node.src))
-            texts[node] = f"{a} {sign} {b}".replace("+ -", "- "), level
+            texts[node] = f"-{_enclosed(*texts[node.src[0]], 9)}", SIGNS[Ops.MUL][1]
+        elif node.op in SIGNS:
+            sign, strength = SIGNS[node.op]
+            a, b = (_enclosed(*texts[s], strength + (k == 1)) for k, s in enumerate(node.src))
+            texts[node] = f"{a} {sign} {b}".replace("+ -", "- "), strength
         else:
             return None
     return texts[root][0]
 
 
-_OPERATORS = {
-    Ops.ADD: ("+", 1),
-    Ops.SUB: ("-", 1),
-    Ops.MUL: ("*", 2),
-    Ops.FLOORDIV: ("//", 2),
-    Ops.FLOORMOD: ("%", 2),
+# sign and how strongly it binds
+SIGNS = {
+    Ops.OR: ("|", 1),
+    Ops.AND: ("&", 2),
+    Ops.XOR: ("^", 2),
+    Ops.CMPLT: ("<", 3),
+    Ops.CMPEQ: ("==", 3),
+    Ops.CMPNE: ("!=", 3),
+    Ops.SHL: ("<<", 4),
+    Ops.SHR: (">>", 4),
+    Ops.ADD: ("+", 5),
+    Ops.SUB: ("-", 5),
+    Ops.MUL: ("*", 6),
+    Ops.FLOORDIV: ("//", 6),
+    Ops.FLOORMOD: ("%", 6),
 }
 
 
-def _enclosed(text: str, level: int, least: int) -> str:
-    return text if level >= least else f"({text})"
+def _enclosed(text: str, strength: int, least: int) -> str:
+    return text if strength >= least else f"({text})"
 
 
 def describe(node: Node) -> str:
