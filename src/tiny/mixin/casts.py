@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Self
 
 from tiny.dtype import dtypes
-from tiny.mixin.indexing import IndexingMixin
+from tiny.mixin.losses import LossesMixin
 
 
-class CastsMixin(IndexingMixin):
+class CastsMixin(LossesMixin):
     """`x.float()` for `x.cast(dtypes.float32)`, and its like."""
 
     __slots__ = ()

@@ -1,8 +1,8 @@
-"""Products of matrices, convolutions, pooling, indexing by values, layers and losses."""
+"""Products of matrices, convolutions, pooling, indexing by values."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Self
 
 from tiny._core.ops import Ops
@@ -15,7 +15,6 @@ from tiny.dtype import (
     to_dtype,
 )
 from tiny.helpers import ceildiv, make_tuple
-from tiny.mixin.elementwise import in_float32
 from tiny.mixin.reduce import ReduceMixin
 from tiny.mixin.sizes import is_at_most, why_unequal
 
@@ -264,132 +263,3 @@ class ProcessingMixin(ReduceMixin):
     def triu(self, diagonal: int = 0) -> Self:
         """0 below a diagonal of the last two dimensions."""
         return self._triangle(diagonal).where(0, self).cast(self.dtype)
-
-    # ------------------------------------------------------------ layers
-
-    def sequential(self, ll: Sequence[Callable[[Self], Self]]) -> Self:
-        """The functions applied one after the other."""
-        x = self
-        for layer in ll:
-            x = layer(x)
-        return x
-
-    def batchnorm(
-        self,
-        weight: Self | None,
-        bias: Self | None,
-        mean: Self,
-        invstd: Self,
-        axis: int | tuple[int, ...] = 1,
-    ) -> Self:
-        """(x - mean) * weight * invstd + bias, these being along `axis` (Ioffe & Szegedy, 2015)."""
-        kept = {self._resolve_dim(a) for a in make_tuple(axis, 1)}
-        shape = tuple(s if k in kept else 1 for k, s in enumerate(self.shape))
-        x = self - mean.reshape(shape)
-        if weight is not None:
-            x = x * weight.reshape(shape)
-        # one value a channel, or one each: only its own dimensions are known
-        x = x * (invstd.reshape(shape) if invstd.ndim == len(kept) else invstd)
-        return x if bias is None else x + bias.reshape(shape)
-
-    @in_float32
-    def layernorm(self, axis: int | tuple[int, ...] = -1, eps: float = 1e-5) -> Self:
-        """Mean 0 and variance 1 along `axis` (Ba, Kiros & Hinton, 2016)."""
-        x = self - self.mean(axis, keepdim=True)
-        return x * (x.square().mean(axis, keepdim=True) + eps).rsqrt()
-
-    # ------------------------------------------------------------ losses
-
-    def _reduced(self, reduction: str) -> Self:
-        if reduction not in ("mean", "sum", "none"):
-            raise ValueError(f'a reduction is "mean", "sum" or "none", got {reduction!r}')
-        return {"mean": self.mean, "sum": self.sum, "none": lambda: self}[reduction]()
-
-    def cross_entropy(
-        self,
-        Y: Self,
-        reduction: str = "mean",
-        label_smoothing: float = 0.0,
-    ) -> Self:
-        """The cross-entropy of softmax(x) with classes, or with a share for each class.
-
-        x is (N, C, ...) or (C,); Y is (N, ...) of integers, or as x.
-        """
-        _check_smoothing(label_smoothing)
-        dim = 0 if self.ndim == 1 else 1
-        log_shares = self.log_softmax(dim)
-        classes = self.shape[dim]
-        if self.ndim != Y.ndim:
-            if Y.shape != self.shape[:dim] + self.shape[dim + 1 :]:
-                raise ValueError(
-                    f"cross_entropy: classes of shape {Y.shape} do not fit {self.shape}, whose "
-                    f"dimension {dim} is that of the classes"
-                )
-            rows = log_shares.permute([*[k for k in range(self.ndim) if k != dim], dim])
-            loss = -rows._select(Y._is_place(classes), 1)
-            if label_smoothing:
-                loss = loss * (1 - label_smoothing) - log_shares.mean(dim) * label_smoothing
-            return loss._reduced(reduction)
-        if Y.shape != self.shape:
-            raise ValueError(f"cross_entropy: shares of shape {Y.shape} do not fit {self.shape}")
-        shares = (1 - label_smoothing) * Y + label_smoothing / self._size_value(classes)
-        return -(log_shares * shares).sum(dim)._reduced(reduction)
-
-    def sparse_categorical_crossentropy(
-        self,
-        Y: Self,
-        ignore_index: int = -1,
-        label_smoothing: float = 0.0,
-        reduction: str = "mean",
-    ) -> Self:
-        """The cross-entropy of softmax over the last dimension with classes of integers.
-
-        x (..., C), Y (...). Rows of class `ignore_index` count nothing, in the mean neither.
-        """
-        _check_smoothing(label_smoothing)
-        if Y.shape != self.shape[:-1]:
-            raise ValueError(
-                f"sparse_categorical_crossentropy: classes of shape {Y.shape} do not fit "
-                f"{self.shape}; they have its shape without the last dimension"
-            )
-        log_shares = self.log_softmax()
-        loss = -log_shares._select(Y._is_place(self.shape[-1]), 1)
-        if label_smoothing:
-            loss = loss * (1 - label_smoothing) - log_shares.mean(-1) * label_smoothing
-        counted = Y.ne(ignore_index)
-        loss = counted.where(loss, 0).cast(loss.dtype)
-        if reduction != "mean":
-            return loss._reduced(reduction)
-        return (loss.sum() / counted.sum()).cast(loss.dtype)
-
-    def nll_loss(
-        self,
-        Y: Self,
-        weight: Self | None = None,
-        ignore_index: int | None = None,
-        reduction: str = "mean",
-    ) -> Self:
-        """Minus the log-share of the right class: x (N, C, ...) of log-shares, Y (N, ...).
-
-        With a weight a class, the mean is over the sum of the weights.
-        """
-        dim = 0 if self.ndim == 1 else 1
-        if Y.shape != self.shape[:dim] + self.shape[dim + 1 :]:
-            raise ValueError(f"nll_loss: classes of shape {Y.shape} do not fit {self.shape}")
-        place = Y._is_place(self.shape[dim])
-        rows = self.permute([*[k for k in range(self.ndim) if k != dim], dim])
-        counted = self._scalar(1.0, self.dtype)._broadcast_to(Y.shape)
-        if weight is not None:
-            counted = weight.cast(self.dtype)._select(place, 1)
-        if ignore_index is not None:
-            counted = Y.eq(ignore_index).where(0, counted)
-        # nothing times a loss of infinity is nothing
-        loss = counted.eq(0).where(0, -rows._select(place, 1) * counted)
-        if reduction == "mean":
-            return loss.sum() / counted.sum()
-        return loss._reduced(reduction)
-
-
-def _check_smoothing(label_smoothing: float) -> None:
-    if not 0 <= label_smoothing <= 1:
-        raise ValueError(f"label_smoothing must be between 0 and 1, got {label_smoothing}")
