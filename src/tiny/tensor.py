@@ -21,7 +21,7 @@ from tiny.dtype import (
     truncate,
 )
 from tiny.gradient import compute_gradient
-from tiny.helpers import TRAINING, Context, all_int, argfix, ceildiv, prod
+from tiny.helpers import Context, all_int, argfix, ceildiv, prod
 from tiny.mixin import CastsMixin
 from tiny.mixin.sizes import (
     difference,
@@ -569,20 +569,6 @@ class Tensor(View, CastsMixin):
     def randn_like(self, dtype: DTypeLike | None = None, **kwargs: Any) -> Self:
         """`randn` in this shape, dtype and device."""
         return self.randn(*self.shape, **self._like({**kwargs, "dtype": dtype}))
-
-    def dropout(self, p: float = 0.5) -> Self:
-        """A share p of the elements set to 0, the others scaled by 1 / (1 - p); in training only.
-
-        Method: Srivastava et al., 2014. ValueError if p is not between 0 and 1.
-        """
-        if not 0 <= p <= 1:
-            raise ValueError(f"dropout: p must be between 0 and 1, got {p}")
-        if not TRAINING or p == 0:
-            return self
-        if p == 1:
-            return self.const_like(0)
-        kept = self.rand_like(dtype=dtypes.default_float, contiguous=False) >= p
-        return kept.contiguous().where(self, 0) / (1.0 - p)
 
     # ------------------------------------------------------------ values, where others are views
     # What only rearranges is a view. These repeat elements or put others around, and give values
