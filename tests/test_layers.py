@@ -20,7 +20,7 @@ FLOORS = (
     ("dtype",),
     ("mixin",),
     ("uop",),
-    ("storage", "tensor", "gradient", "function", "random"),
+    ("storage", "values", "creation", "random", "randomness", "tensor", "gradient", "function"),
     ("schedule",),
     ("codegen",),
     ("renderer",),

@@ -3,39 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
-import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from tiny import random
 from tiny._core.build import binary, select
-from tiny.dtype import (
-    DType,
-    DTypeLike,
-    _from_np_dtype,
-    _to_np_dtype,
-    dtypes,
-    strong_dtype,
-    to_dtype,
-    truncate,
-)
+from tiny.dtype import DType, DTypeLike, _to_np_dtype, dtypes, strong_dtype, to_dtype
 from tiny.gradient import compute_gradient
-from tiny.helpers import Context, all_int, argfix, ceildiv, prod
-from tiny.mixin import CastsMixin
-from tiny.mixin.sizes import (
-    difference,
-    is_at_most,
-    least,
-    most,
-    product,
-    settled,
-    settled_all,
-    split_sizes,
-)
+from tiny.helpers import Context, all_int, prod
+from tiny.mixin.sizes import most, product
+from tiny.randomness import RandomMixin
 from tiny.storage import (
     VIEWS,
-    View,
     built_again,
     changes,
     copied,
@@ -48,15 +26,14 @@ from tiny.storage import (
 )
 from tiny.uop.ops import Ops, UOp, sym_infer
 from tiny.uop.runtime import refuse_reading, runtime
+from tiny.values import constant, from_data, is_data, leaf, rounded
 
 if TYPE_CHECKING:
     import numpy as np
 
 __all__ = ["Tensor"]
 
-_uniques = itertools.count()
 _KINDS = {"b": 0, "u": 1, "i": 2, "w": 2, "f": 3, "8": 3}  # of dtypes: what holds those before
-_ZERO = UOp.const(0, dtypes.int32)
 
 
 def _is_whole(index: Any) -> bool:
@@ -64,12 +41,7 @@ def _is_whole(index: Any) -> bool:
     return isinstance(index, slice) and index == slice(None)
 
 
-def _is_data(x: Any) -> bool:
-    """Whether x is an array of NumPy or one of its scalars, told without importing it."""
-    return hasattr(x, "__array_interface__") and hasattr(x, "dtype")
-
-
-class Tensor(View, CastsMixin):
+class Tensor(RandomMixin):
     """A multi-dimensional array of one dtype, computed when its values are asked for.
 
     `data` is a number, a (nested) list of numbers, a NumPy array (copied), bytes (uint8, or the
@@ -100,10 +72,10 @@ class Tensor(View, CastsMixin):
                 to = narrow if fits else dtypes.int64
             if to is not None and to is not uop.dtype:
                 uop = uop.cast(to)
-        elif data is None or (isinstance(data, bool | int | float) and not _is_data(data)):
-            uop = _leaf(0.0 if data is None else data, to)
+        elif data is None or (isinstance(data, bool | int | float) and not is_data(data)):
+            uop = leaf(0.0 if data is None else data, to)
         else:
-            uop = _from_data(data, device, to)
+            uop = from_data(data, device, to)
         if uop.dtype is dtypes.void or uop._shape is None:
             raise TypeError(f"Tensor: {uop.op!r} computes no value")
         if isinstance(data, Tensor):  # another tensor of the same storage
@@ -192,11 +164,11 @@ class Tensor(View, CastsMixin):
 
     def _scalar(self, value: Any, dtype: DType | None = None) -> Self:
         if isinstance(value, bool | int | float):
-            uop = _constant(value, dtype)
+            uop = constant(value, dtype)
         elif isinstance(value, UOp) and value.shape == ():
             weak = dtypes.weakint if value.dtype is dtypes.index else value.dtype
             uop = value.cast(weak if dtype is None else dtype)
-        elif _is_data(value) and value.shape == ():
+        elif is_data(value) and value.shape == ():
             return self._scalar(value.item(), dtype)
         else:
             raise TypeError(
@@ -211,7 +183,7 @@ class Tensor(View, CastsMixin):
             return self._value(uop.src[0].cast(dtype), None)
         if uop.op is not Ops.CONST:
             return None
-        new = UOp(Ops.CONST, dtype, uop.src, _rounded(uop.arg, dtype))
+        new = UOp(Ops.CONST, dtype, uop.src, rounded(uop.arg, dtype))
         return self._value(new, None)
 
     def _number_bounds(self) -> tuple[Any, Any]:
@@ -223,11 +195,11 @@ class Tensor(View, CastsMixin):
     def _index_value(self, index: Any) -> Self | None:
         if isinstance(index, type(self)):
             return index
-        is_array = _is_data(index) and index.shape != ()
+        is_array = is_data(index) and index.shape != ()
         return type(self)(index, device=self.device) if is_array else None
 
     def _known_index(self, index: Any) -> Any:
-        if not isinstance(index, list | tuple) and not (_is_data(index) and index.shape != ()):
+        if not isinstance(index, list | tuple) and not (is_data(index) and index.shape != ()):
             return None
         import numpy as np
 
@@ -236,339 +208,6 @@ class Tensor(View, CastsMixin):
         except ValueError:
             raise IndexError("the lists of an index are ragged; all must have one length") from None
         return array if array.size else array.astype(np.int32)
-
-    # ------------------------------------------------------------ creation
-
-    @classmethod
-    def const(cls, b: Any, dtype: DTypeLike | None = None) -> Self:
-        """A constant of shape (). The arguments may also come as (dtype, value)."""
-        if isinstance(b, DType | str):
-            b, dtype = dtype, b
-        return cls(b, dtype=dtype)
-
-    @classmethod
-    def empty(
-        cls,
-        *shape: Any,
-        device: str | None = None,
-        dtype: DTypeLike | None = None,
-        requires_grad: bool | None = None,
-    ) -> Self:
-        """Memory whose contents are not defined."""
-        sizes = _sizes("empty", argfix(*shape))
-        to = dtypes.default_float if dtype is None else strong_dtype(to_dtype(dtype))
-        place = runtime().canonicalize_device(device)
-        memory = runtime().empty(tuple([most(size) for size in sizes]), to, place)
-        return cls(memory.front(sizes), requires_grad=requires_grad)
-
-    @classmethod
-    def full(
-        cls,
-        shape: Any,
-        fill_value: Any,
-        dtype: DTypeLike | None = None,
-        device: str | None = None,
-        buffer: bool = True,
-        requires_grad: bool | None = None,
-    ) -> Self:
-        """Memory filled with one value; without `buffer` a constant that takes no memory.
-
-        The dtype is by default that of the value: default_int, default_float or bool.
-        """
-        sizes = _sizes("full", argfix(shape))
-        to = strong_dtype(dtypes.from_py(fill_value) if dtype is None else to_dtype(dtype))
-        if not buffer:
-            value = _leaf(fill_value, to)
-            static, symbolic = split_sizes(sizes)
-            wide = UOp(Ops.EXPAND, to, (value, *symbolic), static) if sizes else value
-            return cls(wide, requires_grad=requires_grad)
-        result = cls.empty(sizes, device=device, dtype=to, requires_grad=requires_grad)
-        result.assign(result._scalar(fill_value, to))
-        result._storage.is_written = False  # it was made: only who reads it computes it
-        return result
-
-    @classmethod
-    def zeros(cls, *shape: Any, **kwargs: Any) -> Self:
-        """Zeros; see `full` for the keywords."""
-        return cls.full(argfix(*shape), 0.0, **kwargs)
-
-    @classmethod
-    def ones(cls, *shape: Any, **kwargs: Any) -> Self:
-        """Ones; see `full` for the keywords."""
-        return cls.full(argfix(*shape), 1.0, **kwargs)
-
-    def _like(self, kwargs: dict[str, Any]) -> dict[str, Any]:
-        own = {"dtype": strong_dtype(self.dtype), "device": self.device}
-        return own | {k: v for k, v in kwargs.items() if v is not None}
-
-    def empty_like(self, dtype: DTypeLike | None = None, device: str | None = None) -> Self:
-        """Memory of this shape, dtype and device."""
-        return self.empty(self.shape, **self._like({"dtype": dtype, "device": device}))
-
-    def full_like(self, fill_value: Any, **kwargs: Any) -> Self:
-        """One value in this shape, dtype and device."""
-        return self.full(self.shape, fill_value, **self._like(kwargs))
-
-    def zeros_like(self, **kwargs: Any) -> Self:
-        """Zeros in this shape, dtype and device."""
-        return self.full_like(0, **kwargs)
-
-    def ones_like(self, **kwargs: Any) -> Self:
-        """Ones in this shape, dtype and device."""
-        return self.full_like(1, **kwargs)
-
-    def const_like(self, b: Any, dtype: DTypeLike | None = None) -> Self:
-        """A constant in this shape that takes no memory."""
-        to = strong_dtype(self.dtype if dtype is None else to_dtype(dtype))
-        return self._scalar(b, to)._broadcast_to(self.shape)
-
-    @classmethod
-    def arange(
-        cls,
-        start: float,
-        stop: float | None = None,
-        step: float = 1,
-        dtype: DTypeLike | None = None,
-        **kwargs: Any,
-    ) -> Self:
-        """From start (0 if only one number is given) to stop, without it, in steps."""
-        begin, end = (0, start) if stop is None else (start, stop)
-        if step == 0:
-            raise ValueError("arange: step must not be 0")
-        whole = all(isinstance(v, int | UOp) for v in (begin, end, step))
-        if any(isinstance(v, UOp) for v in (begin, end, step)):
-            return cls._symbolic_arange(begin, end, step, dtype)._placed(kwargs)
-        to = dtypes.default_int if whole else dtypes.default_float
-        to = to if dtype is None else strong_dtype(to_dtype(dtype))
-        count = max(0, ceildiv(end - begin, step) if whole else math.ceil((end - begin) / step))
-        ends = (begin, begin + (count - 1) * step) if count else (0,)
-        if dtypes.is_int(to) and not (to.min <= min(ends) and max(ends) <= to.max):
-            raise ValueError(f"arange: {begin} to {end} does not fit into {to}; pass a wider dtype")
-        x = cls._value(_ZERO, None)._places(count)
-        if whole:
-            x = x.cast(x.dtype if max(abs(begin), abs(end)) < 2**31 else dtypes.int64)
-        else:
-            x = x.cast(_at_least_float32(to))
-        x = x if step == 1 else x * step
-        return (x + begin if begin else x).cast(to)._placed(kwargs)
-
-    @classmethod
-    def _symbolic_arange(cls, begin: Any, end: Any, step: Any, dtype: DTypeLike | None) -> Self:
-        """From begin to end, of which one is an expression of Variables, in steps."""
-        if not all(isinstance(v, int | UOp) for v in (begin, end)) or not isinstance(step, int):
-            raise ValueError(
-                f"arange: with a Variable, start and stop are integers and step is an int, got "
-                f"{begin}, {end} and {step}"
-            )
-        begin, distance = settled(begin), difference(end, begin)
-        count = settled(ceildiv(distance, step) if step > 0 else ceildiv(-distance, -step))
-        if not is_at_most(0, count):
-            raise ValueError(
-                f"arange: that {end} does not lie before {begin}, in steps of {step}, is not known "
-                "for all values of the Variables; give them narrower bounds"
-            )
-        to = dtypes.default_int if dtype is None else strong_dtype(to_dtype(dtype))
-        ends = [least(begin), most(begin), least(end), most(end)]
-        if dtypes.is_int(to) and not (to.min <= min(ends) and max(ends) <= to.max):
-            raise ValueError(f"arange: {begin} to {end} does not fit into {to}; pass a wider dtype")
-        x = cls._value(_ZERO, None)._places(count)
-        x = x.cast(dtypes.int32 if max(map(abs, ends)) < 2**31 else dtypes.int64)
-        x = x if step == 1 else x * step
-        return (x if begin == 0 else x + begin).cast(to)
-
-    def _placed(self, kwargs: dict[str, Any]) -> Self:
-        """The keywords that every constructor takes, on a computed tensor."""
-        device = kwargs.pop("device", None)
-        self.requires_grad = kwargs.pop("requires_grad", None)
-        if kwargs:
-            raise TypeError(f"unknown keyword {next(iter(kwargs))!r}; device and requires_grad go")
-        return self if device is None else self._computed_on(device)
-
-    def _computed_on(self, device: str) -> Self:
-        """This value, which depends on no memory, on a device."""
-        place = runtime().canonicalize_device(device)
-        uop = self.uop
-        if place != runtime().default_device():  # where nothing else is said
-            uop = UOp(Ops.COPY, uop.dtype, (uop,), place)
-        placed = self._value(uop, place)
-        placed.requires_grad = self.requires_grad
-        return placed
-
-    @classmethod
-    def linspace(
-        cls, start: float, stop: float, steps: int, dtype: DTypeLike | None = None, **kwargs: Any
-    ) -> Self:
-        """`steps` numbers from start to stop, both included, evenly apart."""
-        if steps < 0:
-            raise ValueError(f"linspace: steps must be at least 0, got {steps}")
-        to = dtypes.default_float if dtype is None else to_dtype(dtype)
-        places = cls.arange(steps, dtype=_at_least_float32(to))
-        step = (stop - start) / (steps - 1) if steps > 1 else 0.0
-        return (start + places * step).cast(to)._placed(kwargs)
-
-    @classmethod
-    def eye(
-        cls, n: int, m: int | None = None, dtype: DTypeLike | None = None, **kwargs: Any
-    ) -> Self:
-        """Ones on the diagonal of an (n, m) matrix, m being n by default."""
-        columns = n if m is None else m
-        if n < 0 or columns < 0:
-            raise ValueError(f"eye: sizes must be at least 0, got {n} and {columns}")
-        to = dtypes.default_float if dtype is None else to_dtype(dtype)
-        diagonal = cls.arange(n).unsqueeze(-1) == cls.arange(columns)
-        return diagonal.where(1, 0).cast(to)._placed(kwargs)
-
-    # ------------------------------------------------------------ random numbers
-
-    @staticmethod
-    def manual_seed(seed: int = 0) -> None:
-        """Begin anew, on all devices, with the numbers that follow from this seed."""
-        random.manual_seed(seed)
-
-    @classmethod
-    def rand(
-        cls,
-        *shape: Any,
-        device: str | None = None,
-        dtype: DTypeLike | None = None,
-        contiguous: bool = True,
-        requires_grad: bool | None = None,
-    ) -> Self:
-        """Floats drawn evenly from 0 to 1, 1 excluded, as many as the mantissa has steps."""
-        sizes = _sizes("rand", argfix(*shape))
-        to = dtypes.default_float if dtype is None else to_dtype(dtype)
-        if not dtypes.is_float(to) or to in dtypes.weaks:
-            raise ValueError(f"rand: the dtype must be a float of a fixed size, got {to}")
-        place = runtime().canonicalize_device(device)
-        numel = product(sizes)
-        words = settled(ceildiv(numel * to.itemsize, 4))
-        if most(words) >= 2**32:
-            raise ValueError(f"rand: {sizes} of {to} needs {4 * words} random bytes; draw in parts")
-        bits = cls._random_words(place, words)
-        unsigned = {1: dtypes.uint8, 2: dtypes.uint16, 4: dtypes.uint32, 8: dtypes.uint64}
-        bits = bits.bitcast(unsigned[to.itemsize])._shrink([(0, numel)]).reshape(sizes)
-        # random mantissa, exponent of 1: a float from 1 to 2
-        exponent, mantissa = dtypes.finfo(to)
-        bias = (1 << (exponent - 1)) - 1 + (to in dtypes.fp8_fnuz)
-        ones = (bits >> (to.bitsize - mantissa)) | (bias << mantissa)
-        result = (ones.bitcast(to) - 1)._computed_on(place)
-        result = result.contiguous() if contiguous else result
-        result.requires_grad = requires_grad
-        return result
-
-    @classmethod
-    def _random_words(cls, device: str, words: Any) -> Self:
-        """uint32 random bits, shape (words,): counters 0, 1, … under the key of the draw."""
-        half = settled(ceildiv(words, 2))
-        key = random.draw_key(device, words)
-        if isinstance(words, UOp):  # the counter of each word, as rows would be of unknown length
-            places = cls._value(_ZERO, None)._places(words).cast(dtypes.uint64)
-            is_low = places < half
-            low = is_low.where(places, places - half)
-            counters = ((low + half) << 32) | low
-            bits = counters._node(Ops.THREEFRY, dtypes.uint64, (counters._scalar(key),))
-            shifts = is_low.where(places._scalar(0, dtypes.uint64), 32)
-            return (bits >> shifts).cast(dtypes.uint32)
-        places = cls.arange(half, dtype=dtypes.uint64)
-        counters = ((places + half) << 32) | places
-        bits = counters._node(Ops.THREEFRY, dtypes.uint64, (counters._scalar(key),))
-        # all low words come first, then all high ones
-        shifts = (places._places(2).cast(dtypes.uint64) * 32).reshape(2, 1)
-        return (bits.reshape(1, half) >> shifts).cast(dtypes.uint32).flatten()._cut(0, 0, words)
-
-    @classmethod
-    def randn(
-        cls,
-        *shape: Any,
-        dtype: DTypeLike | None = None,
-        requires_grad: bool | None = None,
-        **kwargs: Any,
-    ) -> Self:
-        """Floats of mean 0 and variance 1, normally distributed (Box & Muller, 1958)."""
-        sizes = _sizes("randn", argfix(*shape))
-        to = dtypes.default_float if dtype is None else to_dtype(dtype)
-        pair = cls.rand(2, *sizes, **{**kwargs, "dtype": dtypes.float32})
-        angle, radius = pair[0] * (2 * math.pi), ((1 - pair[1]).log() * -2).sqrt()
-        result = (angle.cos() * radius).cast(to)
-        result.requires_grad = requires_grad
-        return result
-
-    @classmethod
-    def uniform(
-        cls,
-        *shape: Any,
-        low: float = 0.0,
-        high: float = 1.0,
-        dtype: DTypeLike | None = None,
-        requires_grad: bool | None = None,
-        **kwargs: Any,
-    ) -> Self:
-        """Numbers drawn evenly from low to high, high excluded."""
-        if low >= high:
-            raise ValueError(f"uniform: low must be less than high, got {low} and {high}")
-        to = dtypes.default_float if dtype is None else to_dtype(dtype)
-        result = ((high - low) * cls.rand(*shape, **kwargs)).cast(to) + low
-        result.requires_grad = requires_grad
-        return result
-
-    @classmethod
-    def randint(
-        cls,
-        *shape: Any,
-        low: int = 0,
-        high: int = 10,
-        dtype: DTypeLike = dtypes.int32,
-        **kwargs: Any,
-    ) -> Self:
-        """Integers drawn evenly from low to high, high excluded."""
-        if not isinstance(low, int) or not isinstance(high, int):
-            raise TypeError(f"randint: low and high are ints, got {low!r} and {high!r}")
-        if not dtypes.is_int(to_dtype(dtype)):
-            raise TypeError(f"randint: the dtype must be one of integers, got {dtype}")
-        return cls.uniform(*shape, low=low, high=high, dtype=dtype, **kwargs)
-
-    @classmethod
-    def normal(cls, *shape: Any, mean: float = 0.0, std: float = 1.0, **kwargs: Any) -> Self:
-        """Floats normally distributed, of a mean and a standard deviation."""
-        if std < 0:
-            raise ValueError(f"normal: std must be at least 0, got {std}")
-        requires_grad = kwargs.pop("requires_grad", None)
-        result = std * cls.randn(*shape, **kwargs) + mean
-        result.requires_grad = requires_grad
-        return result
-
-    @classmethod
-    def scaled_uniform(cls, *shape: Any, **kwargs: Any) -> Self:
-        """Evenly from ±1, divided by the square root of the number of elements."""
-        bound = _number_of("scaled_uniform", argfix(*shape)) ** -0.5
-        return cls.uniform(*shape, low=-bound, high=bound, **kwargs)
-
-    @classmethod
-    def glorot_uniform(cls, *shape: Any, **kwargs: Any) -> Self:
-        """Evenly from ±sqrt(6 / (inputs + outputs)) (Glorot & Bengio, 2010)."""
-        sizes = argfix(*shape)
-        bound = (6 / _number_of("glorot_uniform", (sizes[0] + prod(sizes[1:]),))) ** 0.5
-        return cls.uniform(*shape, low=-bound, high=bound, **kwargs)
-
-    @classmethod
-    def kaiming_uniform(cls, *shape: Any, a: float = 0.01, **kwargs: Any) -> Self:
-        """Evenly from ±sqrt(6 / (1 + a²) / inputs) (He et al., 2015)."""
-        bound = (6 / (1 + a**2) / _number_of("kaiming_uniform", argfix(*shape)[1:])) ** 0.5
-        return cls.uniform(*shape, low=-bound, high=bound, **kwargs)
-
-    @classmethod
-    def kaiming_normal(cls, *shape: Any, a: float = 0.01, **kwargs: Any) -> Self:
-        """Normally, with variance 2 / (1 + a²) / inputs (He et al., 2015)."""
-        std = (2 / (1 + a**2) / _number_of("kaiming_normal", argfix(*shape)[1:])) ** 0.5
-        return cls.normal(*shape, mean=0.0, std=std, **kwargs)
-
-    def rand_like(self, **kwargs: Any) -> Self:
-        """`rand` in this shape, dtype and device."""
-        return self.rand(*self.shape, **self._like(kwargs))
-
-    def randn_like(self, dtype: DTypeLike | None = None, **kwargs: Any) -> Self:
-        """`randn` in this shape, dtype and device."""
-        return self.randn(*self.shape, **self._like({**kwargs, "dtype": dtype}))
 
     # ------------------------------------------------------------ values, where others are views
     # What only rearranges is a view. These repeat elements or put others around, and give values
@@ -952,7 +591,7 @@ class Tensor(View, CastsMixin):
                     f"backward: without a gradient the tensor must have shape (), this one has "
                     f"{self.shape}; sum it, or pass gradient="
                 )
-            seed = _constant(1.0, self.dtype)
+            seed = constant(1.0, self.dtype)
         elif gradient.shape != self.shape:
             raise ValueError(f"gradient: {gradient.shape} is not the shape {self.shape}")
         else:
@@ -1086,136 +725,7 @@ def _unpickled(
     return Tensor(array, device, requires_grad=requires_grad)
 
 
-# ---------------------------------------------------------------- making values
-
-
-def _rounded(value: Any, dtype: DType) -> Any:
-    """A Python number as a value of a dtype."""
-    if dtypes.is_float(dtype) and dtype is not dtypes.weakfloat:
-        return truncate[dtype](value)
-    return dtype.const(value)
-
-
-def _constant(value: Any, dtype: DType | None) -> UOp:
-    to = dtypes.from_py(value) if dtype is None else dtype
-    return UOp(Ops.CONST, to, (), _rounded(value, to))
-
-
-def _leaf(value: Any, dtype: DType | None) -> UOp:
-    """A constant that is like no other, though equal: a target for gradients."""
-    to = dtypes.from_py(value) if dtype is None else dtype
-    mark = UOp(Ops.UNIQUE, arg=next(_uniques))
-    return UOp(Ops.CONST, to, (mark,), _rounded(value, to))
-
-
-def _at_least_float32(dtype: DType) -> DType:
-    return dtype if dtypes.is_float(dtype) and dtype.itemsize > 4 else dtypes.float32
-
-
-def _sizes(what: str, shape: tuple[Any, ...]) -> tuple[Any, ...]:
-    sizes = settled_all(shape)
-    for size in sizes:
-        if isinstance(size, UOp):
-            if size.dtype is not dtypes.index or least(size) < 0:
-                raise ValueError(
-                    f"{what}: a symbolic size is an index of at least 0, got {size} of "
-                    f"{size.dtype}, from {size.vmin}"
-                )
-        elif not hasattr(size, "__index__") or size < 0:
-            raise ValueError(f"{what}: sizes are ints of at least 0, got {shape}")
-    return tuple([s if isinstance(s, UOp) else s.__index__() for s in sizes])
-
-
 def _front_of_memory(node: UOp, shape: tuple[Any, ...]) -> UOp | None:
     """The front of a BUFFER of the upper bounds of these sizes; None of anything else."""
     whole = tuple([most(size) for size in shape])
     return node.front(shape) if node.op is Ops.BUFFER and node.shape == whole else None
-
-
-def _number_of(what: str, sizes: Sequence[Any]) -> int:
-    """How many elements; ValueError if that is symbolic."""
-    found = product(sizes)
-    if not isinstance(found, int):
-        raise ValueError(
-            f"{what}: the bounds depend on the sizes {tuple(sizes)}, which are symbolic; "
-            "use uniform or normal with bounds of your own"
-        )
-    return found
-
-
-def _from_data(data: Any, device: str | None, dtype: DType | None) -> UOp:
-    """Memory with the contents of an array, of bytes or of lists."""
-    import numpy as np
-
-    place = runtime().canonicalize_device(device)
-    if isinstance(data, bytes | bytearray | memoryview):
-        to = dtype or dtypes.uint8
-        raw = memoryview(data).cast("B")
-        if raw.nbytes % to.itemsize:
-            raise ValueError(
-                f"Tensor: {raw.nbytes} bytes are no whole number of items of {to}, which has "
-                f"{to.itemsize}"
-            )
-        return runtime().from_host(np.frombuffer(raw, _to_np_dtype(to)), place)
-    if _is_data(data):
-        array = np.ascontiguousarray(data)
-        array = array.astype(array.dtype.newbyteorder("="), copy=False).reshape(data.shape)
-        _from_np_dtype(array.dtype)  # names a dtype that is not known
-        uop = runtime().from_host(array, place)
-        return uop if dtype is None or dtype is uop.dtype else uop.cast(dtype)
-    if not isinstance(data, list | tuple):
-        raise TypeError(
-            f"Tensor: a number, a list of numbers, a NumPy array or bytes are expected, got "
-            f"{type(data).__name__}"
-        )
-    return runtime().from_host(_from_lists(data, dtype), place)
-
-
-def _from_lists(data: Any, dtype: DType | None) -> np.ndarray[Any, Any]:
-    """Nested lists as an array of a dtype, by default that of their kind of numbers."""
-    import numpy as np
-
-    try:
-        array = np.array(data)
-    except ValueError:
-        raise ValueError(
-            "Tensor: the lists are ragged; all lists of one level must have one length"
-        ) from None
-    first = data
-    while isinstance(first, list | tuple) and first:
-        first = first[0]
-    if array.dtype.kind not in "biuf" and not (array.dtype == object and _all_ints(array)):
-        if not _is_data(first):
-            raise TypeError(f"Tensor: the lists must hold numbers only, got {first!r} among them")
-        _from_np_dtype(array.dtype)
-    if _is_data(first):  # arrays of NumPy, or its scalars: their dtype says what is meant
-        to = dtype or _from_np_dtype(array.dtype)
-    else:
-        kinds = {"b": dtypes.bool, "f": dtypes.default_float}
-        to = dtype or kinds.get(array.dtype.kind, dtypes.default_int)
-        whole = dtype is None and dtypes.is_int(to) and array.size
-        if whole and not (to.min <= array.min() and array.max() <= to.max):
-            raise ValueError(
-                f"Tensor: {array.min()} to {array.max()} does not fit into {to}; pass dtype=int64"
-            )
-    np_dtype = _to_np_dtype(to)
-    plain = array.dtype.kind in "biu" and not dtypes.is_float(to)
-    if plain or (array.dtype.kind in "biuf" and to.kind == "f"):
-        with np.errstate(over="ignore"):
-            return array.astype(np_dtype)
-    if to is dtypes.bool:
-        return array != 0
-    values = [truncate[to](v) for v in array.ravel().tolist()]
-    return np.array(values, dtype=np_dtype).reshape(array.shape)
-
-
-def _all_ints(array: np.ndarray[Any, Any]) -> bool:
-    return all(isinstance(v, int) for v in array.ravel())
-
-
-# ---------------------------------------------------------------- realising
-
-
-# ---------------------------------------------------------------- what captured steps need
-# A step that is captured reads and writes BUFFERs behind the backs of tensors when it is replayed.
-# It finds here what it has to know of them.

@@ -1,0 +1,109 @@
+"""Nodes of what Python and NumPy hold: numbers, nested lists, arrays, bytes."""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING, Any
+
+from tiny.dtype import DType, _from_np_dtype, _to_np_dtype, dtypes, truncate
+from tiny.uop.ops import Ops, UOp
+from tiny.uop.runtime import runtime
+
+if TYPE_CHECKING:
+    import numpy as np
+
+_uniques = itertools.count()
+
+
+def is_data(x: Any) -> bool:
+    """Whether x is an array of NumPy or one of its scalars, told without importing it."""
+    return hasattr(x, "__array_interface__") and hasattr(x, "dtype")
+
+
+def rounded(value: Any, dtype: DType) -> Any:
+    """A Python number as a value of a dtype."""
+    if dtypes.is_float(dtype) and dtype is not dtypes.weakfloat:
+        return truncate[dtype](value)
+    return dtype.const(value)
+
+
+def constant(value: Any, dtype: DType | None) -> UOp:
+    to = dtypes.from_py(value) if dtype is None else dtype
+    return UOp(Ops.CONST, to, (), rounded(value, to))
+
+
+def leaf(value: Any, dtype: DType | None) -> UOp:
+    """A constant that is like no other, though equal: a target for gradients."""
+    to = dtypes.from_py(value) if dtype is None else dtype
+    mark = UOp(Ops.UNIQUE, arg=next(_uniques))
+    return UOp(Ops.CONST, to, (mark,), rounded(value, to))
+
+
+def from_data(data: Any, device: str | None, dtype: DType | None) -> UOp:
+    """Memory with the contents of an array, of bytes or of lists."""
+    import numpy as np
+
+    place = runtime().canonicalize_device(device)
+    if isinstance(data, bytes | bytearray | memoryview):
+        to = dtype or dtypes.uint8
+        raw = memoryview(data).cast("B")
+        if raw.nbytes % to.itemsize:
+            raise ValueError(
+                f"Tensor: {raw.nbytes} bytes are no whole number of items of {to}, which has "
+                f"{to.itemsize}"
+            )
+        return runtime().from_host(np.frombuffer(raw, _to_np_dtype(to)), place)
+    if is_data(data):
+        array = np.ascontiguousarray(data)
+        array = array.astype(array.dtype.newbyteorder("="), copy=False).reshape(data.shape)
+        _from_np_dtype(array.dtype)  # names a dtype that is not known
+        uop = runtime().from_host(array, place)
+        return uop if dtype is None or dtype is uop.dtype else uop.cast(dtype)
+    if not isinstance(data, list | tuple):
+        raise TypeError(
+            f"Tensor: a number, a list of numbers, a NumPy array or bytes are expected, got "
+            f"{type(data).__name__}"
+        )
+    return runtime().from_host(_from_lists(data, dtype), place)
+
+
+def _from_lists(data: Any, dtype: DType | None) -> np.ndarray[Any, Any]:
+    """Nested lists as an array of a dtype, by default that of their kind of numbers."""
+    import numpy as np
+
+    try:
+        array = np.array(data)
+    except ValueError:
+        raise ValueError(
+            "Tensor: the lists are ragged; all lists of one level must have one length"
+        ) from None
+    first = data
+    while isinstance(first, list | tuple) and first:
+        first = first[0]
+    if array.dtype.kind not in "biuf" and not (array.dtype == object and _all_ints(array)):
+        if not is_data(first):
+            raise TypeError(f"Tensor: the lists must hold numbers only, got {first!r} among them")
+        _from_np_dtype(array.dtype)
+    if is_data(first):  # arrays of NumPy, or its scalars: their dtype says what is meant
+        to = dtype or _from_np_dtype(array.dtype)
+    else:
+        kinds = {"b": dtypes.bool, "f": dtypes.default_float}
+        to = dtype or kinds.get(array.dtype.kind, dtypes.default_int)
+        whole = dtype is None and dtypes.is_int(to) and array.size
+        if whole and not (to.min <= array.min() and array.max() <= to.max):
+            raise ValueError(
+                f"Tensor: {array.min()} to {array.max()} does not fit into {to}; pass dtype=int64"
+            )
+    np_dtype = _to_np_dtype(to)
+    plain = array.dtype.kind in "biu" and not dtypes.is_float(to)
+    if plain or (array.dtype.kind in "biuf" and to.kind == "f"):
+        with np.errstate(over="ignore"):
+            return array.astype(np_dtype)
+    if to is dtypes.bool:
+        return array != 0
+    values = [truncate[to](v) for v in array.ravel().tolist()]
+    return np.array(values, dtype=np_dtype).reshape(array.shape)
+
+
+def _all_ints(array: np.ndarray[Any, Any]) -> bool:
+    return all(isinstance(v, int) for v in array.ravel())
