@@ -53,38 +53,40 @@ cpdef enum OpCode:
     OP_OR = 44
     OP_AND = 45
     OP_THREEFRY = 46
+    # one or two operands: the function of floats that arg names
+    OP_MATH = 47
     # three operands
-    OP_WHERE = 47
-    OP_MULACC = 48
+    OP_WHERE = 48
+    OP_MULACC = 49
     # reductions and materialisation
-    OP_REDUCE = 49
-    OP_STAGE = 50
-    OP_CONTIGUOUS = 51
-    OP_CONTIGUOUS_BACKWARD = 52
-    OP_DETACH = 53
-    OP_COPY = 54
+    OP_REDUCE = 50
+    OP_STAGE = 51
+    OP_CONTIGUOUS = 52
+    OP_CONTIGUOUS_BACKWARD = 53
+    OP_DETACH = 54
+    OP_COPY = 55
     # memory and lanes
-    OP_INDEX = 55
-    OP_LOAD = 56
-    OP_STORE = 57
-    OP_AFTER = 58
-    OP_STACK = 59
-    OP_GEP = 60
-    OP_SHUFFLE = 61
+    OP_INDEX = 56
+    OP_LOAD = 57
+    OP_STORE = 58
+    OP_AFTER = 59
+    OP_STACK = 60
+    OP_GEP = 61
+    OP_SHUFFLE = 62
     # calls
-    OP_TUPLE = 62
-    OP_GETTUPLE = 63
-    OP_CALL = 64
-    OP_FUNCTION = 65
+    OP_TUPLE = 63
+    OP_GETTUPLE = 64
+    OP_CALL = 65
+    OP_FUNCTION = 66
     # control flow
-    OP_END = 66
-    OP_IF = 67
-    OP_ENDIF = 68
-    OP_BARRIER = 69
+    OP_END = 67
+    OP_IF = 68
+    OP_ENDIF = 69
+    OP_BARRIER = 70
     # text of a target, as is
-    OP_CUSTOM = 70
-    OP_CUSTOMI = 71
+    OP_CUSTOM = 71
+    OP_CUSTOMI = 72
     # constants: last, so that they sort to the right of a sum
-    OP_CONST = 72
+    OP_CONST = 73
     # one more than the last
-    OP_COUNT = 73
+    OP_COUNT = 74

@@ -58,36 +58,38 @@ class Ops(IntEnum):
     OR = 44
     AND = 45
     THREEFRY = 46
+    # one or two operands: the function of floats that arg names
+    MATH = 47
     # three operands
-    WHERE = 47
-    MULACC = 48
+    WHERE = 48
+    MULACC = 49
     # reductions and materialisation
-    REDUCE = 49
-    STAGE = 50
-    CONTIGUOUS = 51
-    CONTIGUOUS_BACKWARD = 52
-    DETACH = 53
-    COPY = 54
+    REDUCE = 50
+    STAGE = 51
+    CONTIGUOUS = 52
+    CONTIGUOUS_BACKWARD = 53
+    DETACH = 54
+    COPY = 55
     # memory and lanes
-    INDEX = 55
-    LOAD = 56
-    STORE = 57
-    AFTER = 58
-    STACK = 59
-    GEP = 60
-    SHUFFLE = 61
+    INDEX = 56
+    LOAD = 57
+    STORE = 58
+    AFTER = 59
+    STACK = 60
+    GEP = 61
+    SHUFFLE = 62
     # calls
-    TUPLE = 62
-    GETTUPLE = 63
-    CALL = 64
-    FUNCTION = 65
+    TUPLE = 63
+    GETTUPLE = 64
+    CALL = 65
+    FUNCTION = 66
     # control flow
-    END = 66
-    IF = 67
-    ENDIF = 68
-    BARRIER = 69
+    END = 67
+    IF = 68
+    ENDIF = 69
+    BARRIER = 70
     # text of a target, as is
-    CUSTOM = 70
-    CUSTOMI = 71
+    CUSTOM = 71
+    CUSTOMI = 72
     # constants: last, so that they sort to the right of a sum
-    CONST = 72
+    CONST = 73
