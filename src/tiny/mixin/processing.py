@@ -15,13 +15,13 @@ from tiny.dtype import (
     to_dtype,
 )
 from tiny.helpers import ceildiv, make_tuple
-from tiny.mixin.reduce import ReduceMixin
+from tiny.mixin.einsum import EinsumMixin
 from tiny.mixin.sizes import is_at_most, why_unequal
 
 Sizes = int | Sequence[int]
 
 
-class ProcessingMixin(ReduceMixin):
+class ProcessingMixin(EinsumMixin):
     """What is made of the other mixins' methods."""
 
     __slots__ = ()
