@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, Self
 from tiny.dtype import dtypes
 from tiny.helpers import TRAINING, make_tuple
 from tiny.mixin.elementwise import in_float32
-from tiny.mixin.indexing import IndexingMixin
+from tiny.mixin.processing import ProcessingMixin
 
 
-class LayersMixin(IndexingMixin):
+class LayersMixin(ProcessingMixin):
     """What networks are made of, as methods of what goes through it."""
 
     __slots__ = ()
