@@ -19,8 +19,8 @@ from tiny.dtype import (
     to_dtype,
 )
 from tiny.helpers import prod
+from tiny.mixin.indexing import IndexingMixin
 from tiny.mixin.protocol import Shape
-from tiny.mixin.reduce import ReduceMixin
 from tiny.mixin.sizes import most, why_unequal
 
 Labels = tuple[
@@ -28,7 +28,7 @@ Labels = tuple[
 ]  # of dimensions: letters, and "…k" for the k-th from the end of an ellipsis
 
 
-class EinsumMixin(ReduceMixin):
+class EinsumMixin(IndexingMixin):
     """`einsum`."""
 
     __slots__ = ()

@@ -1,14 +1,12 @@
-"""Products of matrices, convolutions, pooling, indexing by values."""
+"""Products of matrices, convolutions, pooling."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Self
 
-from tiny._core.ops import Ops
 from tiny.dtype import (
     DTypeLike,
-    dtypes,
     least_upper_dtype,
     strong_dtype,
     sum_acc_dtype,
@@ -16,9 +14,10 @@ from tiny.dtype import (
 )
 from tiny.helpers import ceildiv, make_tuple
 from tiny.mixin.einsum import EinsumMixin
-from tiny.mixin.sizes import is_at_most, why_unequal
+from tiny.mixin.sizes import why_unequal
 
 Sizes = int | Sequence[int]
+
 
 
 class ProcessingMixin(EinsumMixin):
@@ -207,59 +206,3 @@ class ProcessingMixin(EinsumMixin):
             counted = one._broadcast_to(x.shape).pad(pads)
         counts = counted.pad(extra)._pool(kernel, strides, dilation).sum(axes)
         return windows.sum(axes) / counts
-
-    # ------------------------------------------------------------ indexing by values
-
-    def one_hot(self, num_classes: int) -> Self:
-        """1 at the place each integer names, 0 elsewhere: (...) -> (..., num_classes), int32."""
-        return self._is_place(num_classes).where(1, 0).cast(dtypes.default_int)
-
-    def _is_place(self, count: int) -> Self:
-        """Whether each integer is k, for k from 0 to count - 1 along a new last dimension."""
-        if not dtypes.is_int(self.dtype):
-            raise TypeError(f"one_hot: places are integers, got {self.dtype}; cast them")
-        return self.unsqueeze(-1).eq(self._places(count))
-
-    def gather(self, dim: int, index: Self) -> Self:
-        """out[i][j] = self[index[i][j]][j] for dim 0, and alike for others.
-
-        The index may be smaller than this outside `dim`. A place that is not there gives 0.
-        """
-        dim = self._resolve_dim(dim)
-        if index.ndim != self.ndim or any(
-            not is_at_most(i, s)
-            for k, (i, s) in enumerate(zip(index.shape, self.shape, strict=True))
-            if k != dim
-        ):
-            raise ValueError(
-                f"gather: the index {index.shape} must have the dimensions of {self.shape}, "
-                f"and be no larger outside dimension {dim}"
-            )
-        x = self.shrink([None if k == dim else (0, s) for k, s in enumerate(index.shape)])
-        x = x.unsqueeze(-1).transpose(-1, dim)  # the dimension goes last, size 1 in its place
-        return x._select(index._is_place(self.shape[dim]), 1)
-
-    def _select(self, chosen: Self, count: int) -> Self:
-        """This where it is chosen, of the last `count` dimensions; 0 where nothing is.
-
-        At most one element of a row is chosen, so that a sum is exact in any dtype.
-        """
-        axes = tuple(range(-count, 0))
-        if self.dtype is dtypes.bool:
-            return (chosen & self).max(axes)
-        return chosen.where(self, 0).cast(self.dtype)._reduce(Ops.ADD, axes, False)
-
-    def _triangle(self, diagonal: int) -> Self:
-        """Whether an element lies below a diagonal of the last two dimensions."""
-        if self.ndim < 2:
-            raise ValueError(f"tril and triu need two dimensions, got {self.shape}")
-        rows, columns = self.shape[-2:]
-        return self._places(columns) < self._places(rows).unsqueeze(-1) + diagonal
-
-    def tril(self, diagonal: int = 0) -> Self:
-        """0 above a diagonal of the last two dimensions."""
-        return self._triangle(diagonal + 1).where(self, 0).cast(self.dtype)
-
-    def triu(self, diagonal: int = 0) -> Self:
-        """0 below a diagonal of the last two dimensions."""
-        return self._triangle(diagonal).where(0, self).cast(self.dtype)
