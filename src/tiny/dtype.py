@@ -334,6 +334,18 @@ def fp8_to_float(x: int, dtype: DType) -> float:
 # ---------------------------------------------------------------- rounding to a dtype
 
 
+def _to_odd_float64(x: PyConst) -> float:
+    """A number as float64, to be rounded further: of a large integer the last bit is 1 if it is
+    not exact, so that rounding again is rounding the integer (Boldo and Melquiond, 2008).
+    """
+    excess = x.bit_length() - 53 if isinstance(x, int) else 0
+    if excess <= 0:
+        return float(x)
+    kept = abs(x) >> excess
+    odd = kept | (kept << excess != abs(x))
+    return math.copysign(math.ldexp(odd, excess), x)
+
+
 def _to_float16(x: PyConst) -> float:
     try:
         rounded: float = struct.unpack("<e", struct.pack("<e", float(x)))[0]
@@ -343,17 +355,17 @@ def _to_float16(x: PyConst) -> float:
 
 
 def _to_float32(x: PyConst) -> float:
-    return ctypes.c_float(x).value
+    return ctypes.c_float(_to_odd_float64(x)).value
 
 
 def _to_bfloat16(x: PyConst) -> float:
-    x = _to_float32(x)
-    if not math.isfinite(x):
+    x = _to_odd_float64(x)
+    if x == 0 or not math.isfinite(x):
         return x
-    bits: int = struct.unpack("<I", struct.pack("<f", x))[0]
-    bits = (bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000
-    rounded: float = struct.unpack("<f", struct.pack("<I", bits))[0]
-    return rounded
+    exponent = max(math.frexp(x)[1] - 1, -126)
+    steps = round(math.ldexp(abs(x), 7 - exponent))  # ties to even
+    size = math.ldexp(steps, exponent - 7)
+    return math.copysign(size if size < 2.0**128 else math.inf, x)
 
 
 def _to_fp8(x: PyConst, dtype: DType) -> float:

@@ -102,7 +102,18 @@ cdef object coerce(DType dtype, object value):
         return value
     if dtype.c_kind == b"v":
         raise TypeError("void has no constants")
-    value = float(value)
     if dtype.bitsize == 32 and dtype.c_kind == b"f":
-        return <double><float>(<double>value)
-    return value
+        return <double><float>(<double>to_odd_double(value))
+    return float(value)
+
+
+cdef object to_odd_double(object value):
+    """A number as a double, to be rounded to a float: of a large int the last bit is 1 if it is
+    not exact, so that it is rounded but once (Boldo and Melquiond, 2008).
+    """
+    if not isinstance(value, int) or -(ONE << 53) <= value <= ONE << 53:
+        return float(value)
+    cdef object size = abs(value)
+    cdef object excess = size.bit_length() - 53
+    cdef object odd = ((size >> excess) | ((size & ((ONE << excess) - 1)) != 0)) << excess
+    return float(odd) if value > 0 else -float(odd)

@@ -85,9 +85,7 @@ def _shifted(op: Ops, a: int, b: int, dtype: DType) -> int:
 def _computed(op: Ops, values: list[Any], source: DType, dtype: DType) -> Any:
     """The value of one operation on constants of dtype `source`, or None where it is not folded."""
     if op is Ops.CAST:
-        # an integer beyond 2**53 would be rounded twice on its way to a short float
-        wide = source in _INTS and abs(values[0]) > 1 << 53 and dtype in _FLOATS
-        return None if wide else truncate[dtype](values[0])
+        return truncate[dtype](values[0])
     if op in (Ops.SHL, Ops.SHR) and source in _INTS:
         return truncate[dtype](_shifted(op, values[0], values[1], dtype))
     if source in _FLOATS and (compute := _FLOAT_OPS.get(op)) is not None:

@@ -234,11 +234,26 @@ def _cast(x: UOp, dtype: DType, target: Target) -> UOp:
         return _cast(_widen(x, target), dtype, target)
     if dtype not in _FORMATS:
         return x.cast(dtype)
-    if x.dtype is dtypes.float64 and dtype is not dtypes.bfloat16:
-        # In general what is rounded twice may be rounded wrong, and here it would be often. (As
-        # everywhere else, a bfloat16 is made of a float32.)
+    # What is rounded twice may be rounded wrong, and here it would be often.
+    if x.dtype is dtypes.float64:
         return _narrow(_to_odd_float32(x), dtype, target)
+    if dtype is dtypes.bfloat16 and (x.vmin < -(1 << 24) or x.vmax > 1 << 24):
+        return _narrow(_to_odd_float32(_integer_to_odd_float64(x)), dtype, target)
+    # integers beyond 2**24, where float32 is not exact, are too large for the other formats
     return _narrow(x.cast(dtypes.float32), dtype, target)
+
+
+def _integer_to_odd_float64(x: UOp) -> UOp:
+    """An integer as float64; beyond 2**53 its 12 lowest bits are one, which says if any is set."""
+    if x.dtype.itemsize == 8:
+        low = x.alu(Ops.AND, x.const_like(0xFFF))
+        kept = x.alu(Ops.SUB, low)
+        some = low.ne(low.const_like(0)).where(x.const_like(0x800), x.const_like(0))
+        inside = x.alu(Ops.CMPLT, x.const_like(1 << 53))
+        if x.dtype.kind != "u":
+            inside = inside.alu(Ops.AND, x.const_like(-(1 << 53)).alu(Ops.CMPLT, x))
+        x = inside.where(x, kept.alu(Ops.OR, some))
+    return x.cast(dtypes.float64)
 
 
 def _to_odd_float32(x: UOp) -> UOp:
