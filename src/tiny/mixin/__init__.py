@@ -11,6 +11,7 @@ from tiny.mixin.losses import LossesMixin
 from tiny.mixin.movement import MovementMixin
 from tiny.mixin.processing import ProcessingMixin
 from tiny.mixin.reduce import ReduceMixin
+from tiny.mixin.scan import ScanMixin
 
 __all__ = [
     "CastsMixin",
@@ -21,4 +22,5 @@ __all__ = [
     "MovementMixin",
     "ProcessingMixin",
     "ReduceMixin",
+    "ScanMixin",
 ]

@@ -11,7 +11,7 @@ from tiny.dtype import dtypes
 from tiny.helpers import all_int, ceildiv, prod
 from tiny.mixin.movement import broadcast_shape
 from tiny.mixin.protocol import Shape
-from tiny.mixin.reduce import ReduceMixin
+from tiny.mixin.scan import ScanMixin
 from tiny.mixin.sizes import difference, is_at_most, least, most, settled, total
 
 
@@ -57,7 +57,7 @@ class _Known:
         return [self.array]
 
 
-class IndexingMixin(ReduceMixin):
+class IndexingMixin(ScanMixin):
     """Reading parts. Ints, slices, None and Ellipsis give views, integer values a copy."""
 
     __slots__ = ()

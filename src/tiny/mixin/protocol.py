@@ -49,6 +49,9 @@ class GraphValue:
         def where(self, x: Any, y: Any) -> Self:
             """x where this is true, y elsewhere; in ElementwiseMixin."""
 
+        def gather(self, dim: int, index: Self) -> Self:
+            """The elements at places along a dimension; in IndexingMixin."""
+
     def _same(self) -> Self:
         """This value, as the result of an operation: what is written here does not change it."""
         return self

@@ -8,7 +8,7 @@ from typing import Any, Self
 from tiny._core.args import ReduceArg
 from tiny._core.ops import Ops
 from tiny.dtype import DTypeLike, dtypes, strong_dtype, sum_acc_dtype
-from tiny.helpers import ceildiv, make_tuple
+from tiny.helpers import make_tuple
 from tiny.mixin.elementwise import ElementwiseMixin, in_float32
 from tiny.mixin.sizes import difference, is_at_most, most, product
 
@@ -189,44 +189,3 @@ class ReduceMixin(ElementwiseMixin):
         top = top.isinf().where(0, top)
         total = (self - top).exp().sum(axes, keepdim=True).log() + top
         return total if keepdim else total._drop(axes)
-
-    # ------------------------------------------------------------ scans
-
-    def cumsum(self, axis: int = 0) -> Self:
-        """The running sum along a dimension, in the dtype of `sum`."""
-        own = strong_dtype(self.dtype)
-        if not self.ndim:
-            self._axes(axis)
-            return self.sum()
-        total = self.cast(sum_acc_dtype(own))._running_sum(self._resolve_dim(axis))
-        return total.cast(own) if dtypes.is_float(own) else total
-
-    def _running_sum(self, axis: int) -> Self:
-        """In blocks, so that a row of n is summed in about n sqrt(n) steps, not n²."""
-        size = self.shape[axis]
-        if 0 in self.shape:
-            return self
-        if not isinstance(size, int):
-            rest = [difference(most(size), size) if k == axis else 0 for k in range(self.ndim)]
-            padded = self._pad([n for after in rest for n in (0, after)])
-            return padded._running_sum(axis)._cut(axis, 0, size)
-        x = self.permute([*[k for k in range(self.ndim) if k != axis], axis])
-        block = 256
-        if size <= block:
-            result = x._window_sum(size)
-        else:
-            blocks = ceildiv(size, block)
-            x = x.pad([*[(0, 0)] * (x.ndim - 1), (0, blocks * block - size)])
-            x = x.reshape(*x.shape[:-1], blocks, block)
-            inside = x._window_sum(block)
-            ends = inside._cut(inside.ndim - 1, block - 1, block).squeeze(-1)
-            upto = ends._running_sum(ends.ndim - 1)
-            before = upto.pad([*[(0, 0)] * (x.ndim - 2), (1, 0)])._cut(x.ndim - 2, 0, blocks)
-            result = (inside + before.unsqueeze(-1)).flatten(-2)
-            result = result._cut(result.ndim - 1, 0, size)
-        return result.permute([*range(axis), self.ndim - 1, *range(axis, self.ndim - 1)])
-
-    def _window_sum(self, size: int) -> Self:
-        """Sums of all windows that end at each element of the last dimension."""
-        padded = self.pad([*[(0, 0)] * (self.ndim - 1), (size - 1, 0)])
-        return padded._pool((size,))._reduce(Ops.ADD, -1, False)
