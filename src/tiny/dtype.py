@@ -338,9 +338,10 @@ def _to_odd_float64(x: PyConst) -> float:
     """A number as float64, to be rounded further: of a large integer the last bit is 1 if it is
     not exact, so that rounding again is rounding the integer (Boldo and Melquiond, 2008).
     """
+    near = float(x)  # OverflowError where that is too large
     excess = x.bit_length() - 53 if isinstance(x, int) else 0
     if excess <= 0:
-        return float(x)
+        return near
     kept = abs(x) >> excess
     odd = kept | (kept << excess != abs(x))
     return math.copysign(math.ldexp(odd, excess), x)
@@ -360,8 +361,8 @@ def _to_float32(x: PyConst) -> float:
 
 def _to_bfloat16(x: PyConst) -> float:
     x = _to_odd_float64(x)
-    if x == 0 or not math.isfinite(x):
-        return x
+    if not 0 < abs(x) < 2.0**128:
+        return x if x == 0 or math.isnan(x) else math.copysign(math.inf, x)
     exponent = max(math.frexp(x)[1] - 1, -126)
     steps = round(math.ldexp(abs(x), 7 - exponent))  # ties to even
     size = math.ldexp(steps, exponent - 7)

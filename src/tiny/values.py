@@ -77,10 +77,14 @@ def _from_lists(data: Any, dtype: DType | None) -> np.ndarray[Any, Any]:
         raise ValueError(
             "Tensor: the lists are ragged; all lists of one level must have one length"
         ) from None
+    if array.dtype == np.float64 and np.any((abs(array) >= 1 << 53) & np.isfinite(array)):
+        # ints of which some need uint64, or beside floats: NumPy has rounded them
+        as_given = np.array(data, dtype=object)
+        array = as_given if any(type(v) is int for v in as_given.flat) else array
     first = data
     while isinstance(first, list | tuple) and first:
         first = first[0]
-    if array.dtype.kind not in "biuf" and not (array.dtype == object and _all_ints(array)):
+    if array.dtype.kind not in "biuf" and not (array.dtype == object and _all_numbers(array)):
         if not is_data(first):
             raise TypeError(f"Tensor: the lists must hold numbers only, got {first!r} among them")
         _from_np_dtype(array.dtype)
@@ -88,7 +92,10 @@ def _from_lists(data: Any, dtype: DType | None) -> np.ndarray[Any, Any]:
         to = dtype or _from_np_dtype(array.dtype)
     else:
         kinds = {"b": dtypes.bool, "f": dtypes.default_float}
-        to = dtype or kinds.get(array.dtype.kind, dtypes.default_int)
+        kind = array.dtype.kind
+        if kind == "O" and any(isinstance(v, float) for v in array.flat):
+            kind = "f"
+        to = dtype or kinds.get(kind, dtypes.default_int)
         whole = dtype is None and dtypes.is_int(to) and array.size
         if whole and not (to.min <= array.min() and array.max() <= to.max):
             raise ValueError(
@@ -98,6 +105,8 @@ def _from_lists(data: Any, dtype: DType | None) -> np.ndarray[Any, Any]:
     plain = array.dtype.kind in "biu" and not dtypes.is_float(to)
     if plain or (array.dtype.kind in "biuf" and to.kind == "f"):
         with np.errstate(over="ignore"):
+            if to is dtypes.bfloat16:  # ml_dtypes would round to float32 first
+                array = _to_odd_float32(array)
             return array.astype(np_dtype)
     if to is dtypes.bool:
         return array != 0
@@ -105,5 +114,23 @@ def _from_lists(data: Any, dtype: DType | None) -> np.ndarray[Any, Any]:
     return np.array(values, dtype=np_dtype).reshape(array.shape)
 
 
-def _all_ints(array: np.ndarray[Any, Any]) -> bool:
-    return all(isinstance(v, int) for v in array.ravel())
+def _to_odd_float32(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Numbers as float32 to be rounded further: where one is not exact, its last bit is 1.
+
+    Rounding that to fewer bits is as good as rounding the number (Boldo and Melquiond, 2008).
+    """
+    import numpy as np
+
+    if array.dtype.kind in "iu" and array.dtype.itemsize == 8:
+        # the low bits of a large one become a single bit, which float64 holds
+        low = ((array & 0xFFF != 0) * 0x800).astype(array.dtype)
+        array = np.where(abs(array >> 1) > 1 << 52, (array >> 12 << 12) | low, array)
+    exact = array.astype(np.float64)
+    near = exact.astype(np.float32)
+    back = near.astype(np.float64)
+    odd = (near.view(np.int32) - (abs(back) > abs(exact)) | 1).view(np.float32)
+    return np.where(back != exact, odd, near)
+
+
+def _all_numbers(array: np.ndarray[Any, Any]) -> bool:
+    return all(isinstance(v, int | float) for v in array.flat)
