@@ -263,7 +263,7 @@ JIT = ContextVar("JIT", 1, choices=(0, 1, 2, 3))
 JIT_BATCH_SIZE = ContextVar("JIT_BATCH_SIZE", 32, effective=False)
 IMAGE = ContextVar("IMAGE", 0, effective=False)
 FLOAT16 = ContextVar("FLOAT16", 0, effective=False)
-WINO = ContextVar("WINO", 0, effective=False)
+WINO = ContextVar("WINO", 0)  # convolutions with windows of 3 in Winograd's way
 TRACEMETA = ContextVar("TRACEMETA", 1, effective=False)
 NOLOCALS = ContextVar("NOLOCALS", 0, effective=False)
 TC = ContextVar("TC", 1, effective=False)
