@@ -203,14 +203,19 @@ _FLOAT_BITS = {
 
 
 def to_dtype(dtype: DTypeLike) -> DType:
-    """A dtype given as itself or by name. ValueError for a name that no dtype has."""
-    if isinstance(dtype, DType):
-        return dtype
-    if not isinstance(dtype, str):
-        raise TypeError(f"a dtype or its name is expected, got {dtype!r}; write dtypes.float32")
-    found = _BY_NAME.get(dtype.lower())
+    """The dtype of values, given as itself or by name.
+
+    ValueError for a name that no dtype has, TypeError for void and for what is no dtype.
+    """
+    found = dtype if isinstance(dtype, DType) else None
+    if found is None:
+        if not isinstance(dtype, str):
+            raise TypeError(f"a dtype or its name is expected, got {dtype!r}; write dtypes.float32")
+        found = _BY_NAME.get(dtype.lower())
     if found is None:
         raise ValueError(f"no dtype is named {dtype!r}; there are {', '.join(DTYPES_DICT)}")
+    if found is dtypes.void:
+        raise TypeError(f"void is the dtype of no value; there are {', '.join(DTYPES_DICT)}")
     return found
 
 

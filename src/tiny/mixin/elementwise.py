@@ -68,11 +68,26 @@ class ElementwiseMixin(MovementMixin):
     # ------------------------------------------------------------ casts
 
     def cast(self, dtype: DTypeLike) -> Self:
-        """This value as another dtype; a float becomes an integer by cutting off its fraction."""
+        """This value as another dtype.
+
+        To a float: the nearest one, ties to even, rounded once from whatever it was; too large a
+        number becomes infinity, in an eight-bit float the largest. A float to an integer: its
+        fraction is cut off, NaN is 0, and what is out of range is taken to the nearest end of
+        int32 for integers of 8 and 16 bits, of int64 for uint32, and of their own range for
+        others (negative to uint64: of int64). An integer to a shorter one: its low bits. To bool:
+        whether it is not 0; NaN is true. ValueError or TypeError for what is no dtype of values.
+
+        >>> Tensor([2.9, -2.9, float("nan"), 1e10]).cast("int32").tolist()
+        [2, -2, 0, 2147483647]
+        >>> Tensor([300, -1]).cast(dtypes.uint8).tolist()
+        [44, 255]
+        """
         own = self.dtype
         if dtype is own:
             return self
         to = to_dtype(dtype)
+        if to in dtypes.weaks and own not in dtypes.weaks:
+            to = strong_dtype(to)  # a weak dtype is one of Python numbers
         if to is own:
             return self
         constant = self._retyped(to) if own in dtypes.weaks else None
@@ -81,15 +96,23 @@ class ElementwiseMixin(MovementMixin):
     def bitcast(self, dtype: DTypeLike) -> Self:
         """The bits read as another dtype. Between sizes the last dimension is split or joined.
 
-        ValueError if the last dimension does not hold a whole number of the larger items.
+        (..., n) items of k bytes become (..., n * k / m) of m bytes, the lowest bytes first, as in
+        the memory of the host. As a bool any byte but 0 is true. No gradient flows through.
+        ValueError if the last dimension does not hold a whole number of the larger items, or if
+        there is none; TypeError for a Python number, whose size is not fixed.
+
+        >>> Tensor([1.0, -2.0]).bitcast("int32").tolist()
+        [1065353216, -1073741824]
+        >>> Tensor([258], dtype="int32").bitcast(dtypes.uint8).tolist()
+        [2, 1, 0, 0]
         """
         to, own = to_dtype(dtype), self.dtype
         if to in dtypes.weaks or own in dtypes.weaks:
             raise TypeError(f"bitcast: {own} to {to} has no bits of a fixed size; cast first")
         if to is own:
             return self
-        if dtypes.bool in (to, own) and to.itemsize == own.itemsize:
-            return self.cast(to) if own is dtypes.bool else self._node(Ops.BITCAST, to)
+        if own is dtypes.bool:  # whose byte is 0 or 1
+            return self.cast(dtypes.uint8).bitcast(to)
         if to.itemsize == own.itemsize:
             return self._node(Ops.BITCAST, to)
         if not self.shape:
@@ -142,11 +165,19 @@ class ElementwiseMixin(MovementMixin):
         return self.cast(strong_dtype(least_upper_float(self.dtype)))
 
     def is_floating_point(self) -> bool:
-        """Whether the elements are floats."""
+        """Whether the elements are floats, those of eight bits included.
+
+        >>> Tensor([1.0]).is_floating_point(), Tensor([1]).is_floating_point()
+        (True, False)
+        """
         return dtypes.is_float(self.dtype)
 
     def element_size(self) -> int:
-        """The size of an element in bytes."""
+        """The size of an element in bytes.
+
+        >>> Tensor([1, 2], dtype="int64").element_size()
+        8
+        """
         return strong_dtype(self.dtype).itemsize
 
     # ------------------------------------------------------------ operands
