@@ -113,6 +113,8 @@ class ElementwiseMixin(MovementMixin):
             return self
         if own is dtypes.bool:  # whose byte is 0 or 1
             return self.cast(dtypes.uint8).bitcast(to)
+        if to is dtypes.bool:
+            return self.bitcast(dtypes.uint8).ne(0)
         if to.itemsize == own.itemsize:
             return self._node(Ops.BITCAST, to)
         if not self.shape:

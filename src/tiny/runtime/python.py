@@ -284,6 +284,8 @@ def _scalar(x: Any) -> Value:
 def _elementwise(uop: UOp, src: list[Value]) -> Value:
     if uop.op is Ops.CAST:
         return _cast(src[0], uop.src[0].dtype, uop.dtype)
+    if uop.op is Ops.BITCAST and uop.dtype is dtypes.bool:
+        return _scalar(np.asarray(src[0]).view(np.uint8) != 0)
     if uop.op is Ops.BITCAST:
         return _scalar(np.asarray(src[0]).view(_to_np_dtype(uop.dtype)))
     return _OPERATIONS[uop.op](*src)
