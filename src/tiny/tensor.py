@@ -639,6 +639,15 @@ class Tensor(RandomMixin):
         left._write(left._scalar(0, left.dtype).uop, at.uop)
         return value.uop, left.uop
 
+    def _placed(self, places: Tensor, shape: tuple[int, ...]) -> Self:
+        """Memory of a shape with each element at its place in the flat whole.
+
+        What is out of range goes nowhere; where nothing went the contents are not defined.
+        """
+        memory = self.empty(prod(shape), dtype=self.dtype, device=self.device)
+        memory._write(self.flatten().uop, places.flatten().uop)
+        return memory.reshape(shape)
+
     @in_turn
     def backward(self, gradient: Tensor | None = None) -> Self:
         """Add to `grad` of every float tensor in the graph that wants one, but of numbers."""

@@ -12,6 +12,7 @@ from tiny.mixin.movement import MovementMixin
 from tiny.mixin.processing import ProcessingMixin
 from tiny.mixin.reduce import ReduceMixin
 from tiny.mixin.scan import ScanMixin
+from tiny.mixin.sort import SortMixin
 
 __all__ = [
     "CastsMixin",
@@ -23,4 +24,5 @@ __all__ = [
     "ProcessingMixin",
     "ReduceMixin",
     "ScanMixin",
+    "SortMixin",
 ]

@@ -1,0 +1,274 @@
+"""Sorting, in a number of kernels that does not depend on the length.
+
+Elements are compared as unsigned integers in whose order they stand (`_sort_keys`), and what is
+found is the order: the places of the elements, smallest first. Values are gathered from these, so
+that gradients flow to where they came from.
+
+Short rows: the place of an element is the number of elements before it, all pairs compared at once.
+Long ones: a radix sort of digits of four bits, the lowest first, each pass stable. In a pass an
+element goes to the number of smaller digits, plus those of its own digit in earlier blocks, plus
+those of its own digit before it in its block (Zagha & Blelloch, "Radix sort for vector
+multiprocessors", Supercomputing 1991). Equal passes are one set of kernels.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Self
+
+from tiny._core.ops import Ops
+from tiny.dtype import dtypes
+from tiny.helpers import ceildiv
+from tiny.mixin.processing import ProcessingMixin
+from tiny.mixin.sizes import is_at_most, most, product
+
+_DIGIT_BITS = 4
+_DIGITS = 1 << _DIGIT_BITS
+# elements in whose midst those of equal digit are counted by comparing all pairs
+_BLOCK = 64
+# All pairs of a row are compared if that is less work than passes: an element of n compares for a
+# pair what a radix sort does for 1 / 400 of an element, and its kernels take as long as 6e6 pairs.
+_PAIRS_OF_AN_ELEMENT = 400
+_PAIRS_OF_KERNELS = 6_000_000
+# up to so many places are inverted by comparison, more by a store in the order of the elements
+_MOST_INVERTED = 64
+# the largest elements are found block by block if they are few
+_FEW = 32
+
+_UNSIGNED = {1: dtypes.uint8, 2: dtypes.uint16, 4: dtypes.uint32, 8: dtypes.uint64}
+
+
+class SortMixin(ProcessingMixin):
+    """Orders of the elements along a dimension, of any dtype and length.
+
+    Equal elements keep their order, also where the largest come first. -0.0 equals 0.0. NaN counts
+    as the largest value: it comes last, or first if descending. Places are int32.
+    """
+
+    __slots__ = ()
+
+    if TYPE_CHECKING:
+
+        def contiguous(self) -> Self:
+            """These values in memory; in Tensor."""
+
+    def sort(self, dim: int = -1, descending: bool = False) -> tuple[Self, Self]:
+        """The elements in order along a dimension, and the places they are from (int32).
+
+        IndexError if there is no such dimension.
+
+        >>> values, places = Tensor([3, 1, 2, 2]).sort()
+        >>> values.tolist(), places.tolist()
+        ([1, 2, 2, 3], [1, 2, 3, 0])
+        >>> Tensor([[0.5, math.nan], [-1.0, 2.0]]).sort(dim=0, descending=True)[0].tolist()
+        [[0.5, nan], [-1.0, 2.0]]
+        """
+        x = self._strong()
+        order = x.argsort(dim, descending)
+        return (x.gather(x._resolve_dim(dim), order) if x.ndim else x._same()), order
+
+    def argsort(self, dim: int = -1, descending: bool = False) -> Self:
+        """The places of the elements along a dimension in the order of `sort`, int32.
+
+        >>> Tensor([3, 1, 2, 2]).argsort().tolist()
+        [1, 2, 3, 0]
+        """
+        x, dim = self._strong(), self._resolve_dim(dim)
+        return x._ordered(dim, descending, None)
+
+    def topk(
+        self, k: int, dim: int = -1, largest: bool = True, sorted_: bool = True
+    ) -> tuple[Self, Self]:
+        """The k largest elements along a dimension (or smallest), and their places (int32).
+
+        They are those that `sort` puts first, and in its order whether `sorted_` asks for it or
+        not. ValueError if k is not from 0 to the size of the dimension.
+
+        >>> values, places = Tensor([3, 1, 2, 2]).topk(2)
+        >>> values.tolist(), places.tolist()
+        ([3, 2], [0, 2])
+        """
+        x, dim = self._strong(), self._resolve_dim(dim)
+        size = x.shape[dim] if x.ndim else 1
+        if isinstance(k, bool) or not isinstance(k, int) or k < 0 or not is_at_most(k, size):
+            raise ValueError(
+                f"topk: k must be an int from 0 to the size of dimension {dim} of {x.shape}, which "
+                f"is {size}, got {k!r}"
+            )
+        if not x.ndim and k != 1:
+            raise ValueError("topk: of a value of shape () k must be 1, got 0; reshape to (1,)")
+        order = x._ordered(dim, largest, k)
+        return (x.gather(dim, order) if x.ndim else x._same()), order
+
+    # ------------------------------------------------------------ keys
+
+    def _ordered(self, dim: int, descending: bool, count: int | None) -> Self:
+        """The places of all elements along a dimension in order, or of the first `count`."""
+        if not self.ndim:
+            return self._scalar(0, dtypes.int32)
+        shape = self.shape
+        if 0 in shape or count == 0:
+            sizes = [count if k == dim and count is not None else s for k, s in enumerate(shape)]
+            return self._scalar(0, dtypes.int32)._broadcast_to(tuple(sizes))
+        last = self.ndim - 1
+        keys = self.permute([*[k for k in range(self.ndim) if k != dim], dim])
+        keys = keys._sort_keys(descending)
+        *rows, size = keys.shape
+        bounds = tuple([most(s) for s in keys.shape])
+        if bounds != keys.shape:
+            # of symbolic size: what is behind the end goes there
+            keys = keys._pad([n for b, s in zip(bounds, keys.shape, strict=True) for n in (0, b - s)])
+            keys = (keys._places(bounds[-1]) < size).where(keys, keys._last_key())
+        keys = keys.reshape(product(bounds[:-1]), bounds[-1])
+        order = keys._order() if count is None else keys._first(count)
+        order = order.reshape(*bounds[:-1], order.shape[-1])
+        ends = (*rows, size if count is None else count)
+        order = order._shrink([(0, s) for s in ends])
+        return order.permute([*range(dim), last, *range(dim, last)])
+
+    def _sort_keys(self, descending: bool) -> Self:
+        """Unsigned integers in whose order the elements stand, equal ones for equal elements."""
+        x = self.detach()
+        if x.dtype is dtypes.bool:
+            key = x.cast(dtypes.uint8)
+        elif dtypes.is_float(x.dtype):
+            if x.dtype.itemsize == 1:
+                x = x.cast(dtypes.float16)  # which holds them all
+            key = x.eq(0).where(x._scalar(0, x.dtype), x).bitcast(_UNSIGNED[x.dtype.itemsize])
+            # of negative numbers the larger bits are the smaller number
+            top = 1 << (key.dtype.bitsize - 1)
+            key = (key < top).where(key ^ top, ~key)
+            key = x.isnan().where(key._last_key(), key)
+        elif dtypes.is_unsigned(x.dtype):
+            key = x
+        else:
+            unsigned = _UNSIGNED[x.dtype.itemsize]
+            key = x.bitcast(unsigned) ^ (1 << (unsigned.bitsize - 1))
+        return ~key if descending else key
+
+    def _last_key(self) -> Self:
+        """The largest of keys of this dtype."""
+        return self._scalar(self.dtype.max, self.dtype)
+
+    def _keys_to(self, size: int) -> Self:
+        """Keys with so many more in a row that each goes behind all others."""
+        missing = size - self.shape[-1]
+        if not missing:
+            return self
+        padded = self.pad([(0, 0)] * (self.ndim - 1) + [(0, missing)])
+        return (self._places(size) < self.shape[-1]).where(padded, self._last_key())
+
+    # ------------------------------------------------------------ short rows
+
+    def _order(self) -> Self:
+        """The places of keys (rows, size) in order."""
+        rows, size = self.shape
+        pairs = rows * size * max(size - _PAIRS_OF_AN_ELEMENT, 0)
+        if pairs <= _PAIRS_OF_KERNELS:
+            return self._ranks()._inverted(size)
+        return self._radix_order()
+
+    def _ranks(self) -> Self:
+        """How many keys of the last dimension come before each, equal ones in their order."""
+        size = self.shape[-1]
+        places = self._places(size)
+        if self.dtype.itemsize < 8:
+            # key and place in one number: no two are equal
+            wide = dtypes.uint32 if self.dtype.itemsize < 4 and size <= 1 << 16 else dtypes.uint64
+            one = (self.cast(wide) << (wide.bitsize // 2)) | places.cast(wide)
+            is_before = one.unsqueeze(-2) < one.unsqueeze(-1)
+        else:
+            other, own = self.unsqueeze(-2), self.unsqueeze(-1)
+            is_before = (other < own) | (other.eq(own) & (places < places.unsqueeze(-1)))
+        return is_before.cast(dtypes.int32)._reduce(Ops.ADD, -1, False)
+
+    def _inverted(self, count: int) -> Self:
+        """From the ranks of a row the places of ranks 0 to count - 1."""
+        *rows, size = self.shape
+        places = self._places(size)
+        if count <= _MOST_INVERTED:
+            found = self.unsqueeze(-2).eq(self._places(count).unsqueeze(-1))
+            return found.where(places, 0)._reduce(Ops.ADD, -1, False)
+        ranks = self.contiguous()  # counted by threads, in lanes: the store has neither
+        at = ranks + self._row_starts(self.shape, count)
+        if count < size:
+            at = (ranks < count).where(at, -1)
+        return places._broadcast_to(self.shape)._placed(at, (*rows, count))
+
+    def _row_starts(self, shape: tuple[int, ...], length: int) -> Self:
+        """Where rows of a length start in memory that holds one after the other: (rows, 1)."""
+        count = product(shape[:-1])
+        dtype = dtypes.int32 if count * length < 2**31 else dtypes.int64
+        return (self._places(count).cast(dtype) * length).reshape(*shape[:-1], 1)
+
+    def _placed(self, places: Self, shape: tuple[int, ...]) -> Self:
+        """Memory of a shape with each element at its place in the flat whole; in Tensor."""
+        raise TypeError("sorting needs memory of its own: sort a Tensor")
+
+    # ------------------------------------------------------------ few of long rows
+
+    def _first(self, count: int) -> Self:
+        """The places of the first keys of each row in order."""
+        rows, size = self.shape
+        if count > _FEW:
+            return self._order()._cut(1, 0, count)
+        keys, order = self, None
+        block = max(128, 8 * count)
+        while keys.shape[1] > 2 * block:
+            # the first ones of the whole are among the first ones of the blocks
+            blocks = ceildiv(keys.shape[1], block)
+            cut = keys._keys_to(blocks * block).reshape(rows, blocks, block)
+            found = cut._ranks()._inverted(count)
+            keys = cut.gather(2, found).reshape(rows, blocks * count)
+            found = (found + found._row_starts((blocks, 1), block)).reshape(rows, blocks * count)
+            if order is not None:
+                order = order._grown(blocks * block - order.shape[1])
+                found = order.gather(1, found)
+            keys, order = keys.contiguous(), found.contiguous()
+        found = keys._ranks()._inverted(count)
+        return found if order is None else order.gather(1, found)
+
+    # ------------------------------------------------------------ long rows
+
+    def _radix_order(self) -> Self:
+        """The places of keys (rows, size) in order, by passes over their digits."""
+        rows, size = self.shape
+        blocks = ceildiv(size, _BLOCK)
+        keys = self._keys_to(blocks * _BLOCK)
+        order = self._places(blocks * _BLOCK)._broadcast_to(keys.shape)
+        bits = keys.dtype.bitsize
+        if bits <= 32:
+            return keys._radix_words(order, bits)._cut(1, 0, size)
+        # the lower half first; what follows keeps its order where upper halves are equal
+        keys = keys.contiguous()
+        order = keys._radix_words(order, 32)
+        return (keys >> 32).gather(1, order)._radix_words(order, 32)._cut(1, 0, size)
+
+    def _radix_words(self, order: Self, bits: int) -> Self:
+        """Places, of which these are the lowest 32 bits of the keys, sorted by so many bits."""
+        packed = (self.cast(dtypes.uint64) << 32) | order.cast(dtypes.uint64)
+        packed = packed.contiguous()
+        for _ in range(ceildiv(bits, _DIGIT_BITS)):
+            packed = packed._radix_pass()
+        return packed.cast(dtypes.uint32).cast(dtypes.int32)
+
+    def _radix_pass(self) -> Self:
+        """Sorted by the digit above the lowest 32 bits, which is then shifted out."""
+        rows, size = self.shape
+        blocks, small = size // _BLOCK, dtypes.uint16
+        digit = ((self >> 32) & (_DIGITS - 1)).cast(small).reshape(rows, blocks, _BLOCK)
+        digit = digit.contiguous()
+        # Of equal digits the difference is that of places: 0 to _BLOCK - 1 for those before and
+        # the element itself. Others are further apart, or wrap to more.
+        own = digit * (2 * _BLOCK) + self._places(_BLOCK).cast(small)
+        is_equal = (own.unsqueeze(-1) - own.unsqueeze(-2)) < _BLOCK
+        inside = is_equal.cast(small)._reduce(Ops.ADD, -1, False).contiguous()
+        is_digit = digit.unsqueeze(-2).eq(self._places(_DIGITS).cast(small).unsqueeze(-1))
+        counts = is_digit.cast(small)._reduce(Ops.ADD, -1, False)
+        # elements of smaller digits anywhere, and of the same digit in earlier blocks
+        counts = counts.permute(0, 2, 1).reshape(rows, _DIGITS * blocks).cast(dtypes.int32)
+        before = (counts.cumsum(1) - counts).reshape(rows, _DIGITS, blocks).permute(0, 2, 1)
+        start = before.contiguous().gather(2, digit.cast(dtypes.int32))
+        place = (start + inside.cast(dtypes.int32)).reshape(rows, size) - 1
+        place = place + self._row_starts(self.shape, size)
+        shifted = ((self >> (32 + _DIGIT_BITS)) << 32) | (self & 0xFFFFFFFF)
+        return shifted._placed(place, self.shape)
