@@ -12,6 +12,7 @@ from tiny.gradient import compute_gradient
 from tiny.helpers import Context, all_int, prod
 from tiny.mixin.sizes import most, product
 from tiny.randomness import RandomMixin
+from tiny.shared import Cache
 from tiny.storage import (
     VIEWS,
     built_again,
@@ -34,6 +35,10 @@ if TYPE_CHECKING:
 __all__ = ["Tensor"]
 
 _KINDS = {"b": 0, "u": 1, "i": 2, "w": 2, "f": 3, "8": 3}  # of dtypes: what holds those before
+
+
+# 0 to count - 1 by count: an operation for each bit, and wanted often where places are computed
+_counted: Cache[int, UOp] = Cache("tensor.counted", 64)
 
 
 def _is_whole(index: Any) -> bool:
@@ -147,6 +152,15 @@ class Tensor(RandomMixin):
         made = self._value(uop, device)
         if epoch is None or changes.epoch is not epoch:
             return built_again(self.where, x, y)
+        return made
+
+    def _places(self, count: Any) -> Self:
+        known = _counted.get(count) if isinstance(count, int) else None
+        if known is not None:
+            return self._value(known, None)
+        made = super()._places(count)
+        if isinstance(count, int):
+            _counted.put(count, made.uop)
         return made
 
     def _quick(self, move: Callable[[Any, Any], Any], arg: Any) -> Self | None:

@@ -26,9 +26,9 @@ _DIGITS = 1 << _DIGIT_BITS
 # elements in whose midst those of equal digit are counted by comparing all pairs
 _BLOCK = 64
 # All pairs of a row are compared if that is less work than passes: an element of n compares for a
-# pair what a radix sort does for 1 / 400 of an element, and its kernels take as long as 6e6 pairs.
+# pair what a radix sort does for 1 / 400 of an element, and its kernels take as long as 16e6 pairs.
 _PAIRS_OF_AN_ELEMENT = 400
-_PAIRS_OF_KERNELS = 6_000_000
+_PAIRS_OF_KERNELS = 16_000_000
 # up to so many places are inverted by comparison, more by a store in the order of the elements
 _MOST_INVERTED = 64
 # the largest elements are found block by block if they are few
@@ -116,7 +116,9 @@ class SortMixin(ProcessingMixin):
         bounds = tuple([most(s) for s in keys.shape])
         if bounds != keys.shape:
             # of symbolic size: what is behind the end goes there
-            keys = keys._pad([n for b, s in zip(bounds, keys.shape, strict=True) for n in (0, b - s)])
+            keys = keys._pad(
+                [n for b, s in zip(bounds, keys.shape, strict=True) for n in (0, b - s)]
+            )
             keys = (keys._places(bounds[-1]) < size).where(keys, keys._last_key())
         keys = keys.reshape(product(bounds[:-1]), bounds[-1])
         order = keys._order() if count is None else keys._first(count)
