@@ -98,3 +98,16 @@ class KernelInfo(NamedTuple):
     axis_types: tuple[AxisType, ...] = ()
     applied_opts: tuple[Any, ...] = ()
     opts_to_apply: tuple[Any, ...] | None = None
+
+
+class CallArg(NamedTuple):
+    """A kernel written by hand, in a tensor graph: what a CALL runs on its first `buffers` sources.
+
+    Source k is the memory of PARAM k. The first `outputs` of them are written. `gradient` is the
+    rule for its gradient, if it has one.
+    """
+
+    kernel: Any
+    outputs: int
+    buffers: int
+    gradient: Any = None

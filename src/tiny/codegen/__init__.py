@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from tiny.codegen.lower.by_hand import lower_by_hand
 from tiny.codegen.opt import Kernel, KernelOptError, Opt, OptOps
 from tiny.codegen.program import LinearProgram, Phase, ProgramParam
 from tiny.helpers import NOOPT, SPEC, STRICT_REDUCE
@@ -11,6 +12,7 @@ from tiny.shared import Cache
 from tiny.uop.ops import UOp
 from tiny.uop.structure import check_kernel, check_program
 from tiny.uop.target import Target
+from tiny.uop.written import is_by_hand
 
 __all__ = ["KernelOptError", "LinearProgram", "Opt", "OptOps", "Phase", "ProgramParam", "lower"]
 
@@ -34,12 +36,25 @@ def lower(kernel: UOp, target: Target, opts: Sequence[Opt] | None = None) -> Lin
 def _lower(ast: UOp, target: Target, opts: tuple[Opt, ...] | None) -> LinearProgram:
     if SPEC:
         check_kernel(ast)
+    if is_by_hand(ast):
+        return _lower_by_hand(ast, target, opts)
     kernel = Kernel(ast, target)
     if opts is None and not NOOPT:
         kernel.hand_coded_optimizations()
     for opt in opts or ():
         kernel.apply_opt(opt)
     program = kernel.to_program()
+    if SPEC:
+        check_program(program)
+    return program
+
+
+def _lower_by_hand(ast: UOp, target: Target, opts: tuple[Opt, ...] | None) -> LinearProgram:
+    if opts:
+        raise KernelOptError(
+            f"{opts[0]}: kernel {ast.arg.name} runs as it is written by hand; no Opt applies to it"
+        )
+    program = lower_by_hand(ast, target)
     if SPEC:
         check_program(program)
     return program

@@ -26,6 +26,7 @@ from tiny._core.symbolic import simplify
 from tiny.dtype import DType, dtypes
 from tiny.uop.ops import UOp
 from tiny.uop.printing import SIGNS
+from tiny.uop.written import written_slots
 
 __all__ = ["AccessError", "check_accesses", "formula"]
 
@@ -53,7 +54,7 @@ def check_accesses(sink: UOp, changing: Collection[int] | None = None) -> None:
     sink = simplify(sink)
     order = sink.postorder()
     if changing is None:
-        changing = {s.src[0].src[0].arg.slot for s in sink.src}
+        changing = set(written_slots(sink))
     for node in order:
         if node.op is not Ops.INDEX:
             continue
@@ -72,7 +73,9 @@ def _message(sink: UOp, node: UOp, axis: int) -> str:
     memory, *at = node.src
     rank = len(memory.shape)
     name = getattr(sink.arg, "name", "")
-    what = f"PARAM {memory.arg.slot}" if memory.op is Ops.PARAM else "a STAGE"
+    what = "a STAGE" if memory.op is Ops.STAGE else "memory of its own"
+    if memory.op is Ops.PARAM:
+        what = f"PARAM {memory.arg.slot}"
     gate = f" where {formula(at[rank])}" if len(at) > rank else ""
     index = at[axis]
     return (

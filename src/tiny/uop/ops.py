@@ -24,7 +24,7 @@ from tiny._core.args import (
 from tiny._core.graph import COMMUTATIVE, ELEMENTWISE, Node, make_node, register_node_class
 from tiny._core.ops import Ops
 from tiny._core.types import DType
-from tiny.dtype import dtypes, least_upper_dtype
+from tiny.dtype import AddrSpace, dtypes, least_upper_dtype
 from tiny.mixin.sizes import split_sizes
 from tiny.uop.printing import expression_text, graph_text
 from tiny.uop.upat import PatternMatcher, UPat, graph_rewrite, substitute
@@ -162,14 +162,65 @@ class UOp(Node):
         return UOp(Ops.RANGE, dtype, (size,), RangeArg(axis_id, axis_type))
 
     @staticmethod
-    def placeholder(shape: tuple[int, ...], dtype: DType, slot: int) -> UOp:
-        """The `slot`-th buffer of a kernel written by hand."""
-        return UOp(Ops.PARAM, dtype, (), ParamArg(slot, tuple(shape)))
+    def placeholder(
+        shape: tuple[int, ...],
+        dtype: DType,
+        slot: int,
+        addrspace: AddrSpace = AddrSpace.GLOBAL,
+    ) -> UOp:
+        """The `slot`-th buffer of a kernel written by hand.
+
+        In another address space than GLOBAL: memory of the kernel's own, which holds nothing when
+        it begins.
+        """
+        if addrspace is AddrSpace.GLOBAL:
+            return UOp(Ops.PARAM, dtype, (), ParamArg(slot, tuple(shape)))
+        return UOp(Ops.DEFINE_LOCAL, dtype, (), LocalArg(64 * slot, tuple(shape)))
+
+    def placeholder_like(self, slot: int, addrspace: AddrSpace = AddrSpace.GLOBAL) -> UOp:
+        """The `slot`-th buffer of a kernel written by hand, of this shape and dtype."""
+        return UOp.placeholder(self.shape, self.dtype, slot, addrspace)
 
     def index(self, *idx: UOp | int, gate: UOp | None = None) -> UOp:
-        """The element of a buffer at an index for each dimension; 0 where the gate is false."""
+        """The element of a buffer at an index for each dimension; 0 where the gate is false.
+
+        Of an element, which is that of a buffer at its first indices, the indices go on.
+        """
         at = tuple(i if isinstance(i, UOp) else UOp.const(i, dtypes.index) for i in idx)
-        return UOp(Ops.INDEX, self.dtype, (self, *at) if gate is None else (self, *at, gate))
+        at = at if gate is None else (*at, gate)
+        if self.op is Ops.INDEX and len(self.src) <= len(self.src[0].shape):
+            return UOp(Ops.INDEX, self.dtype, (*self.src, *at))
+        return UOp(Ops.INDEX, self.dtype, (self, *at))
+
+    def __getitem__(self, idx: Any) -> UOp:
+        """The element of a buffer at an index for each dimension, as `index`."""
+        at = idx if isinstance(idx, tuple) else (idx,)
+        for i in at:
+            if isinstance(i, bool) or not (isinstance(i, UOp) or hasattr(i, "__index__")):
+                raise TypeError(
+                    f"an element of a kernel's buffer is named by ints and UOps, got {i!r}; "
+                    "shrink, reshape or flip it for anything else"
+                )
+        sizes = self.shape[: len(at)]
+        at = tuple([i if isinstance(i, UOp) else i.__index__() for i in at])
+        return self.index(
+            *[
+                n + s if isinstance(n, int) and n < 0 else n
+                for n, s in zip(at, sizes, strict=False)
+            ],
+            *at[len(sizes) :],
+        )
+
+    def set(self, val: UOp | float, end: UOp | Sequence[UOp] = ()) -> UOp:
+        """The buffer of this element once a value has been stored to it, in the loops of `end`."""
+        memory = self.src[0] if self.op is Ops.INDEX else self.src[0].src[0]
+        ranges = (end,) if isinstance(end, UOp) else tuple(end)
+        store = self.store(val)
+        return memory.after(store.end(*ranges) if ranges else store)
+
+    def group(*srcs: UOp | None) -> UOp:
+        """Several effects as one: UOp.group(a, b), or a.group(b)."""
+        return UOp(Ops.GROUP, dtypes.void, tuple(s for s in srcs if s is not None))
 
     def load(self, gate: UOp | None = None, lanes: int = 1) -> UOp:
         """The value at an address of a linear program; lanes off by the gate are 0."""
@@ -208,9 +259,8 @@ class UOp(Node):
         """The end of the bodies of loops."""
         return UOp(Ops.END, dtypes.void, (self, *ranges))
 
-    @staticmethod
     def sink(*srcs: UOp | None, arg: Any = None) -> UOp:
-        """Several effects or values as one node."""
+        """Several effects or values as one node: UOp.sink(a, b), or a.sink(b)."""
         return UOp(Ops.SINK, dtypes.void, tuple(s for s in srcs if s is not None), arg)
 
     def reduce(self, *ranges: UOp, arg: Ops = Ops.ADD) -> UOp:

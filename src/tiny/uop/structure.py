@@ -16,6 +16,7 @@ from tiny._core.ops import Ops
 from tiny.uop.ops import UOp
 from tiny.uop.printing import describe, graph_text, list_text
 from tiny.uop.spec import SpecError, spec_kernel, spec_program, verify
+from tiny.uop.written import check_by_hand, is_by_hand
 
 __all__ = ["check_kernel", "check_program"]
 
@@ -31,11 +32,17 @@ def check_kernel(sink: UOp) -> None:
     - The buffers written are PARAM 0, 1, … in the order of the STOREs, each by one STORE, which
       writes an element once. Of a buffer that is written only the element at hand is read.
       An "ordered" STORE is alone, and may write an element again: its loops run in order of their
-      numbers, so the last one wins. It reads nothing of what it writes.
+      numbers, so the last one wins, or is combined with what the others left there. Those loops
+      whose order matters are its sources, also where neither value nor place varies with them.
     - Chain rule: of the things that a nest of loops computes once (REDUCEs and STAGEs), any two
       depend on loops of which one set holds the other, so that there is an order of the loops in
       which all of them are made before they are needed, and no more often than they change.
+
+    One that runs as it is written has rules of its own: see `check_by_hand`.
     """
+    if is_by_hand(sink):
+        check_by_hand(sink)
+        return
     verify(sink, spec_kernel, "kernel")
     order = sink.postorder()
     free = _free_loops(order)
@@ -108,7 +115,7 @@ def _check_memory(
             raise _refused(node, f"two buffers have the number {node.arg.slot}")
     written: dict[UOp, UOp] = {}  # PARAM -> the address that is stored to
     for store in sink.src:
-        address, value = store.src
+        address, value = store.src[:2]
         memory = address.src[0]
         if memory.op is not Ops.PARAM:
             raise _refused(store, "a kernel stores to its PARAMs; a STAGE is filled by its value")
@@ -131,13 +138,13 @@ def _check_memory(
                 "an element would be written several times",
             )
     addresses = set(written.values())
+    written_in_order = sink.src[0].arg == "ordered"
     for node in order:
         if node.op is Ops.INDEX and node not in addresses and node.src[0] in written:
             address = written[node.src[0]]
             rank = len(node.src[0].shape)
             read, wrote = node.src[1 : 1 + rank], address.src[1 : 1 + rank]
-            is_ordered = sink.src[0].arg == "ordered"
-            if is_ordered or (read != wrote and not _is_apart(read, wrote)):
+            if read != wrote and (written_in_order or not _is_apart(read, wrote)):
                 raise _refused(
                     node,
                     f"it reads of PARAM {node.src[0].arg.slot}, which is written, not the element "
