@@ -20,7 +20,7 @@ from tiny.mixin.sizes import (
 from tiny.storage import View
 from tiny.uop.ops import Ops, UOp
 from tiny.uop.runtime import runtime
-from tiny.values import leaf
+from tiny.values import leaf, place_of
 
 ZERO = UOp.const(0, dtypes.int32)
 
@@ -61,7 +61,7 @@ class CreationMixin(View, CastsMixin):
         """Memory whose contents are not defined."""
         sizes = checked_sizes("empty", argfix(*shape))
         to = dtypes.default_float if dtype is None else strong_dtype(to_dtype(dtype))
-        place = runtime().canonicalize_device(device)
+        place = place_of(device)
         memory = runtime().empty(tuple([most(size) for size in sizes]), to, place)
         return cls(memory.front(sizes), requires_grad=requires_grad)
 
@@ -141,7 +141,7 @@ class CreationMixin(View, CastsMixin):
             raise ValueError("arange: step must not be 0")
         whole = all(isinstance(v, int | UOp) for v in (begin, end, step))
         if any(isinstance(v, UOp) for v in (begin, end, step)):
-            return cls._symbolic_arange(begin, end, step, dtype)._placed(kwargs)
+            return cls._symbolic_arange(begin, end, step, dtype)._as_asked(kwargs)
         to = dtypes.default_int if whole else dtypes.default_float
         to = to if dtype is None else strong_dtype(to_dtype(dtype))
         count = max(0, ceildiv(end - begin, step) if whole else math.ceil((end - begin) / step))
@@ -154,7 +154,7 @@ class CreationMixin(View, CastsMixin):
         else:
             x = x.cast(_at_least_float32(to))
         x = x if step == 1 else x * step
-        return (x + begin if begin else x).cast(to)._placed(kwargs)
+        return (x + begin if begin else x).cast(to)._as_asked(kwargs)
 
     @classmethod
     def _symbolic_arange(cls, begin: Any, end: Any, step: Any, dtype: DTypeLike | None) -> Self:
@@ -180,7 +180,7 @@ class CreationMixin(View, CastsMixin):
         x = x if step == 1 else x * step
         return (x if begin == 0 else x + begin).cast(to)
 
-    def _placed(self, kwargs: dict[str, Any]) -> Self:
+    def _as_asked(self, kwargs: dict[str, Any]) -> Self:
         """The keywords that every constructor takes, on a computed tensor."""
         device = kwargs.pop("device", None)
         self.requires_grad = kwargs.pop("requires_grad", None)
@@ -190,7 +190,7 @@ class CreationMixin(View, CastsMixin):
 
     def _computed_on(self, device: str) -> Self:
         """This value, which depends on no memory, on a device."""
-        place = runtime().canonicalize_device(device)
+        place = place_of(device)
         uop = self.uop
         if place != runtime().default_device():  # where nothing else is said
             uop = UOp(Ops.COPY, uop.dtype, (uop,), place)
@@ -208,7 +208,7 @@ class CreationMixin(View, CastsMixin):
         to = dtypes.default_float if dtype is None else to_dtype(dtype)
         places = cls.arange(steps, dtype=_at_least_float32(to))
         step = (stop - start) / (steps - 1) if steps > 1 else 0.0
-        return (start + places * step).cast(to)._placed(kwargs)
+        return (start + places * step).cast(to)._as_asked(kwargs)
 
     @classmethod
     def eye(
@@ -220,7 +220,7 @@ class CreationMixin(View, CastsMixin):
             raise ValueError(f"eye: sizes must be at least 0, got {n} and {columns}")
         to = dtypes.default_float if dtype is None else to_dtype(dtype)
         diagonal = cls.arange(n).unsqueeze(-1).eq(cls.arange(columns))
-        return diagonal.where(1, 0).cast(to)._placed(kwargs)
+        return diagonal.where(1, 0).cast(to)._as_asked(kwargs)
 
 
 def _at_least_float32(dtype: DType) -> DType:

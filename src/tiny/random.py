@@ -57,11 +57,11 @@ _generators: dict[str, Generator] = {}
 def manual_seed(seed: int = 0) -> None:
     """Begin anew, on all devices, with the numbers that follow from this seed."""
     global _seed
-    if not isinstance(seed, int):
+    if not hasattr(seed, "__index__"):
         raise TypeError(f"manual_seed: the seed is an int, got {seed!r}")
     if (watching := recorder()) is not None:
         watching.refuse("manual_seed was called: a replay goes on drawing; call it outside")
-    _seed = seed
+    _seed = seed.__index__()
     _generators.clear()
 
 

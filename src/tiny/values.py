@@ -39,11 +39,21 @@ def leaf(value: Any, dtype: DType | None) -> UOp:
     return UOp(Ops.CONST, to, (mark,), rounded(value, to))
 
 
+def place_of(device: Any) -> str:
+    """The one spelling of a device's name. NotImplementedError for several devices."""
+    if isinstance(device, tuple | list):
+        raise NotImplementedError(
+            f"a tensor over several devices, here {tuple(device)}, comes with shard, which is not "
+            "there yet; name one device"
+        )
+    return runtime().canonicalize_device(device)
+
+
 def from_data(data: Any, device: str | None, dtype: DType | None) -> UOp:
     """Memory with the contents of an array, of bytes or of lists."""
     import numpy as np
 
-    place = runtime().canonicalize_device(device)
+    place = place_of(device)
     if isinstance(data, bytes | bytearray | memoryview):
         to = dtype or dtypes.uint8
         raw = memoryview(data).cast("B")
