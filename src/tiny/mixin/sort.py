@@ -31,8 +31,6 @@ _PAIRS_OF_AN_ELEMENT = 400
 _PAIRS_OF_KERNELS = 16_000_000
 # up to so many places are inverted by comparison, more by a store in the order of the elements
 _MOST_INVERTED = 64
-# the largest elements are found block by block if they are few
-_FEW = 32
 
 _UNSIGNED = {1: dtypes.uint8, 2: dtypes.uint16, 4: dtypes.uint32, 8: dtypes.uint64}
 
@@ -121,7 +119,7 @@ class SortMixin(ProcessingMixin):
             )
             keys = (keys._places(bounds[-1]) < size).where(keys, keys._last_key())
         keys = keys.reshape(product(bounds[:-1]), bounds[-1])
-        order = keys._order() if count is None else keys._first(count)
+        order = keys._order(keys.shape[1]) if count is None else keys._first(count)
         order = order.reshape(*bounds[:-1], order.shape[-1])
         ends = (*rows, size if count is None else count)
         order = order._shrink([(0, s) for s in ends])
@@ -161,13 +159,13 @@ class SortMixin(ProcessingMixin):
 
     # ------------------------------------------------------------ short rows
 
-    def _order(self) -> Self:
-        """The places of keys (rows, size) in order."""
+    def _order(self, count: int) -> Self:
+        """The places of the first `count` keys of rows (rows, size) in order."""
         rows, size = self.shape
         pairs = rows * size * max(size - _PAIRS_OF_AN_ELEMENT, 0)
         if pairs <= _PAIRS_OF_KERNELS:
-            return self._ranks()._inverted(size)
-        return self._radix_order()
+            return self._ranks()._inverted(count)
+        return self._radix_order()._cut(1, 0, count)
 
     def _ranks(self) -> Self:
         """How many keys of the last dimension come before each, equal ones in their order."""
@@ -209,41 +207,40 @@ class SortMixin(ProcessingMixin):
     # ------------------------------------------------------------ few of long rows
 
     def _first(self, count: int) -> Self:
-        """The places of the first keys of each row in order."""
+        """The places of the first `count` keys of rows (rows, size) in order.
+
+        If an element is among them, so is the first of its block: they all lie in `count` blocks,
+        those whose first elements come first.
+        """
         rows, size = self.shape
-        if count > _FEW:
-            return self._order()._cut(1, 0, count)
-        keys, order = self, None
-        block = max(128, 8 * count)
-        while keys.shape[1] > 2 * block:
-            # the first ones of the whole are among the first ones of the blocks
-            blocks = ceildiv(keys.shape[1], block)
-            cut = keys._keys_to(blocks * block).reshape(rows, blocks, block)
-            found = cut._ranks()._inverted(count)
-            keys = cut.gather(2, found).reshape(rows, blocks * count)
-            found = (found + found._row_starts((blocks, 1), block)).reshape(rows, blocks * count)
-            if order is not None:
-                order = order._grown(blocks * block - order.shape[1])
-                found = order.gather(1, found)
-            keys, order = keys.contiguous(), found.contiguous()
-        found = keys._ranks()._inverted(count)
-        return found if order is None else order.gather(1, found)
+        if size <= _BLOCK * max(_BLOCK, 2 * count):
+            return self._order(count)
+        blocks = ceildiv(size, _BLOCK)
+        cut = self._keys_to(blocks * _BLOCK).reshape(rows, blocks, _BLOCK)
+        chosen = cut.min(-1)._first(count)
+        # side by side in the order of places, so that equal elements keep theirs
+        chosen = chosen.gather(1, chosen.cast(dtypes.uint32)._order(count)).unsqueeze(-1)
+        keys = cut.gather(1, chosen._broadcast_to((rows, count, _BLOCK)))
+        places = (chosen * _BLOCK + self._places(_BLOCK)).reshape(rows, count * _BLOCK)
+        return places.gather(1, keys.reshape(rows, count * _BLOCK)._order(count))
 
     # ------------------------------------------------------------ long rows
 
     def _radix_order(self) -> Self:
-        """The places of keys (rows, size) in order, by passes over their digits."""
-        rows, size = self.shape
-        blocks = ceildiv(size, _BLOCK)
+        """The places of keys (rows, size) in order, by passes over their digits.
+
+        Behind them are those of what fills the last block.
+        """
+        blocks = ceildiv(self.shape[1], _BLOCK)
         keys = self._keys_to(blocks * _BLOCK)
         order = self._places(blocks * _BLOCK)._broadcast_to(keys.shape)
         bits = keys.dtype.bitsize
         if bits <= 32:
-            return keys._radix_words(order, bits)._cut(1, 0, size)
+            return keys._radix_words(order, bits)
         # the lower half first; what follows keeps its order where upper halves are equal
         keys = keys.contiguous()
         order = keys._radix_words(order, 32)
-        return (keys >> 32).gather(1, order)._radix_words(order, 32)._cut(1, 0, size)
+        return (keys >> 32).gather(1, order)._radix_words(order, 32)
 
     def _radix_words(self, order: Self, bits: int) -> Self:
         """Places, of which these are the lowest 32 bits of the keys, sorted by so many bits."""
