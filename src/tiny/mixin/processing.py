@@ -268,6 +268,7 @@ class ProcessingMixin(EinsumMixin):
         for axis in range(count):
             shape = [1] * (self.ndim + 1)
             shape[axis : axis + 2] = [len(matrix), size]
+            x = x._stored() if axis else x  # else all sums would be one, of 6**count products
             x = (weights.reshape(shape) * x.unsqueeze(axis))._reduce(Ops.ADD, axis + 1, False)
         return x
 
