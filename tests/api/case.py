@@ -254,9 +254,9 @@ def _compare_bits(ours: Array, theirs: Array, what: str) -> None:
     if _kind(ours.dtype) != "f":
         np.testing.assert_array_equal(ours, theirs, err_msg=what)
         return
+    ours, theirs = ours.astype(np.float64), theirs.astype(np.float64)  # exact
     np.testing.assert_array_equal(ours, theirs, err_msg=what)
-    numbers = ~np.isnan(ours.astype(np.float64))
-    signs = [np.signbit(a.astype(np.float64))[numbers] for a in (ours, theirs)]
+    signs = [np.signbit(a)[~np.isnan(ours)] for a in (ours, theirs)]
     np.testing.assert_array_equal(*signs, err_msg=f"{what}: the signs")
 
 
