@@ -74,7 +74,7 @@ def test_devices_are_found_by_their_files():
 
 @pytest.mark.parametrize("name", ["NOSUCH", "nosuch:1"])
 def test_an_unknown_device_is_named_with_those_that_are_there(name):
-    with pytest.raises(ValueError, match=r"no device 'NOSUCH'; there are CPU, NULL, PYTHON"):
+    with pytest.raises(ValueError, match=r"no device 'NOSUCH'; there are CPU, DISK, NULL, PYTHON"):
         Device[name]
 
 

@@ -15,12 +15,23 @@ import pytest
 import tiny
 
 FLOORS = (
-    ("helpers", "shared", "cache"),
+    ("helpers", "shared", "cache", "fetching"),
     ("_core",),
     ("dtype",),
     ("mixin",),
     ("uop",),
-    ("storage", "values", "creation", "random", "randomness", "tensor", "gradient", "function"),
+    (
+        "storage",
+        "values",
+        "creation",
+        "random",
+        "randomness",
+        "hashing",
+        "interchange",
+        "tensor",
+        "gradient",
+        "function",
+    ),
     ("schedule",),
     ("codegen",),
     ("renderer",),

@@ -476,16 +476,24 @@ class _Registry:
         return self[self.DEFAULT]
 
     def canonicalize(self, name: str | None) -> str:
-        """The one spelling of a device's name: `cpu:0` is CPU. None is the default."""
+        """The one spelling of a device's name: `cpu:0` is CPU. None is the default.
+
+        What follows `disk:` is a path, and stays as it is.
+        """
         if not name:
             name = DEV.value or "CPU"
-        base, _, rest = _checked(name).upper().partition(":")
+        base, _, rest = _checked(name).partition(":")
+        base = base.upper()
+        if base == "DISK":
+            return f"{base}:{rest}" if rest else base
         number = rest.partition(":")[0]
         return f"{base}:{int(number)}" if number.isdecimal() and int(number) else base
 
     def __getitem__(self, name: str) -> Compiled:
         if (found := self._asked.get((name, DEV.value))) is not None:
             return found
+        if self.canonicalize(name).startswith("DISK:"):
+            return self["DISK"]  # one device for all files; their memory knows which
         found = self._asked[name, DEV.value] = self._get(name)
         return found
 

@@ -29,11 +29,11 @@ from typing import Any, ParamSpec, Self, TypeVar
 from tiny._core.alive import Alive, Member
 from tiny._core.launch import publish
 from tiny.dtype import DType, dtypes
-from tiny.helpers import prod
+from tiny.helpers import all_int, prod
 from tiny.mixin.sizes import most
 from tiny.shared import make_lock
 from tiny.uop.ops import GroupOp, Ops, UOp
-from tiny.uop.runtime import Setting, recorder, recorders, runtime
+from tiny.uop.runtime import Setting, files, is_file, recorder, recorders, runtime
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -72,6 +72,11 @@ class Storage(Member):
         if recorders and (watching := recorder()) is not None:
             self.maker = watching.token
         if node.op is not Ops.BUFFER and node.op is not Ops.CONST:
+            if files.seen and is_file(device):
+                raise ValueError(
+                    f"{node.op.name.lower()}: a file computes nothing, and this tensor is on "
+                    f'{device}; move it first, with .to("CPU") say'
+                )
             _pending.add(self)
             changes.pending += 1
 
@@ -234,40 +239,71 @@ def in_order(uop: UOp, root: UOp) -> bool:
 
     By strides, as NumPy knows them: reshaped parts whose strides can not be told are not.
     """
-    chain: list[UOp] = []
-    while uop is not root:
-        if not (chain and uop.op is chain[-1].op is Ops.RESHAPE):  # the last one says it all
-            chain.append(uop)
-        uop = uop.src[0]
+    chain = _chain(uop, root)
     if not chain:
         return True
     if any(len(step.src) > 1 for step in chain):  # of symbolic sizes
         return len(chain) == 1 and chain[0] is root.front(chain[0].shape)
     if not all(isinstance(size, int) for size in (*root.shape, *chain[0].shape)):
         return False
-    if prod(chain[0].shape) <= 1:
+    shape = chain[0].shape
+    if prod(shape) <= 1:
         return True
-    dims = list(zip(root.shape, _strides(root.shape), strict=True))
+    found = _followed(chain, root.shape)
+    return found is not None and all(
+        n == 1 or s == t for (n, s), t in zip(found[1], strides_of(shape), strict=True)
+    )
+
+
+def layout(uop: UOp, root: UOp) -> tuple[int, list[tuple[int, int]]] | None:
+    """Where a view begins in what it is a view of, and the size and stride of each dimension.
+
+    In elements. None if strides can not say it: of padding, of some reshaped parts, of symbolic
+    sizes, and of elements of another size.
+    """
+    chain = _chain(uop, root)
+    for step in chain:
+        if len(step.src) > 1 or step.op is Ops.PAD or step.dtype.itemsize != root.dtype.itemsize:
+            return None
+    return _followed(chain, root.shape) if all_int(root.shape) else None
+
+
+def _chain(uop: UOp, root: UOp) -> list[UOp]:
+    """The movement between a view and what it is a view of, the last step first."""
+    chain: list[UOp] = []
+    while uop is not root:
+        if not (chain and uop.op is chain[-1].op is Ops.RESHAPE):  # the last one says it all
+            chain.append(uop)
+        uop = uop.src[0]
+    return chain
+
+
+def _followed(chain: list[UOp], shape: Sequence[int]) -> tuple[int, list[tuple[int, int]]] | None:
+    """The offset, and sizes and strides, after steps of static sizes over memory of a shape."""
+    begin, dims = 0, list(zip(shape, strides_of(shape), strict=True))
     for step in reversed(chain):
         if step.op is Ops.PERMUTE:
             dims = [dims[axis] for axis in step.arg]
         elif step.op is Ops.FLIP:
+            begin += sum((n - 1) * s for k, (n, s) in enumerate(dims) if k in step.arg)
             dims = [(n, -s if k in step.arg else s) for k, (n, s) in enumerate(dims)]
         elif step.op is Ops.RESHAPE:
             pieces = _reshaped(dims, step.shape)
             if pieces is None:
-                return False
+                return None
             dims = pieces
         elif step.op is Ops.EXPAND:
             dims = [(1, 0)] * (len(step.shape) - len(dims)) + dims
             dims = [(n, s if n == m else 0) for n, (m, s) in zip(step.shape, dims, strict=True)]
-        elif step.op in GroupOp.Movement:  # SHRINK, and PAD, of which padding is cut off again
+        elif step.op is Ops.SHRINK or step.op is Ops.PAD:  # padding may be cut off again
+            cut = step.op is Ops.SHRINK
+            ends = zip(step.arg, dims, strict=True)
+            begin += sum((a if cut else -a) * s for (a, _), (_, s) in ends)
             dims = [(n, s) for n, (_, s) in zip(step.shape, dims, strict=True)]
-    shape = chain[0].shape
-    return all(n == 1 or s == t for (n, s), t in zip(dims, _strides(shape), strict=True))
+    return begin, dims
 
 
-def _strides(shape: Sequence[int]) -> list[int]:
+def strides_of(shape: Sequence[int]) -> list[int]:
     """How far apart neighbours along each dimension are, where nothing is left out."""
     strides = [1] * len(shape)
     for k in range(len(shape) - 2, -1, -1):
@@ -396,6 +432,11 @@ class View(Member):
         in order; what is out of range goes nowhere.
         """
         storage, old = self._storage, self._storage.node
+        if files.seen and is_file(storage.device):
+            raise ValueError(
+                f"assign: {storage.device} is a file, in which places that are computed can not be "
+                "written; write slices, or the whole"
+            )
         buffer, watching = memory_below(old), recorder()
         if buffer is None or not storage.owner:
             self._writable(old, value)  # what can not be written is refused before anything changes
@@ -551,6 +592,11 @@ def realize_storages(wanted: Sequence[Storage]) -> None:
     pending = pending_storages()
     if threads:
         _skip_writes_done(pending)
+    if files.unread:
+        read_files(wanted, pending, threads)
+        wanted = [s for s in wanted if s.node.op is not Ops.BUFFER]
+        if not wanted:
+            return
     for storage in wanted:
         _in_memory_of_its_own(storage)
     stale = _add_stale_readers(wanted, pending)
@@ -578,6 +624,22 @@ def realize_storages(wanted: Sequence[Storage]) -> None:
         late = {*there[0]}.difference(pending)
         settings = _announced(results, [s for s in pending_storages() if s in late], threads, [])
         publish([*settings, (changes, "epoch", object())])
+
+
+@in_turn
+def read_files(
+    wanted: Sequence[Storage], pending: Sequence[Storage] | None = None, threads: bool = True
+) -> None:
+    """Read what values copy from files: what is read stands in place of the COPY from then on.
+
+    OSError if a file is shorter than it was, or can not be read; then nothing has changed.
+    """
+    unread = set(files.unread)
+    nodes = UOp.sink(*[s.node for s in wanted]).postorder() if unread else ()
+    results = {n: runtime().read_file(n.src[0], n.arg) for n in nodes if n in unread}
+    if results:
+        pending = pending_storages() if pending is None else pending
+        publish(_announced(results, pending, threads, []))
 
 
 def _announced(

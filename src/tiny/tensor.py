@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from tiny._core.build import binary, select
-from tiny.dtype import DType, DTypeLike, _to_np_dtype, dtypes, strong_dtype, to_dtype
+from tiny.dtype import DType, DTypeLike, dtypes, strong_dtype, to_dtype
 from tiny.gradient import compute_gradient
-from tiny.helpers import Context, all_int, prod
-from tiny.mixin.sizes import most, product
-from tiny.randomness import RandomMixin
+from tiny.helpers import Context, prod
+from tiny.interchange import InterchangeMixin, opened_file
+from tiny.mixin.sizes import product
 from tiny.shared import Cache
 from tiny.storage import (
     VIEWS,
@@ -25,8 +26,8 @@ from tiny.storage import (
     opened,
     realize,
 )
-from tiny.uop.ops import Ops, UOp, sym_infer
-from tiny.uop.runtime import refuse_reading, runtime
+from tiny.uop.ops import Ops, UOp
+from tiny.uop.runtime import files, is_file, refuse_reading, runtime
 from tiny.values import constant, from_data, is_data, leaf, rounded
 
 if TYPE_CHECKING:
@@ -46,11 +47,12 @@ def _is_whole(index: Any) -> bool:
     return isinstance(index, slice) and index == slice(None)
 
 
-class Tensor(RandomMixin):
+class Tensor(InterchangeMixin):
     """A multi-dimensional array of one dtype, computed when its values are asked for.
 
     `data` is a number, a (nested) list of numbers, a NumPy array (copied), bytes (uint8, or the
-    items of `dtype`), or a UOp. ValueError if lists of one level differ in length; TypeError for
+    items of `dtype`), a Path (the bytes of a file, or its items of `dtype`, which are read when
+    they are wanted), or a UOp. ValueError if lists of one level differ in length; TypeError for
     anything else. `device` is where it lives, by default where the runtime says.
     """
 
@@ -79,6 +81,8 @@ class Tensor(RandomMixin):
                 uop = uop.cast(to)
         elif data is None or (isinstance(data, bool | int | float) and not is_data(data)):
             uop = leaf(0.0 if data is None else data, to)
+        elif isinstance(data, Path):
+            uop = opened_file(data, to)
         else:
             uop = from_data(data, device, to)
         if uop.dtype is dtypes.void or uop._shape is None:
@@ -87,7 +91,7 @@ class Tensor(RandomMixin):
             self._bind(data._storage, data._root, uop)
         else:
             self._bind(*opened(uop))
-        if device is not None and isinstance(data, UOp | Tensor):
+        if device is not None and isinstance(data, UOp | Tensor | Path):
             self.replace(self.to(device))
         self.requires_grad = requires_grad
 
@@ -290,7 +294,9 @@ class Tensor(RandomMixin):
         return self._node(Ops.CONTIGUOUS_BACKWARD, self.dtype)
 
     def clone(self, device: str | None = None) -> Self:
-        """A copy with memory of its own."""
+        """A copy with memory of its own; of a file's tensor on the default device."""
+        if is_file(self.device):
+            return self.to(device)
         x = self._strong()
         copy = x._node(Ops.CONTIGUOUS, x.dtype)
         copy.requires_grad = self.requires_grad
@@ -300,9 +306,15 @@ class Tensor(RandomMixin):
     def to(self, device: str | None) -> Self:
         """This tensor on a device; a constant goes where it is used."""
         own, there = self.device, runtime().canonicalize_device(device)
-        if own is None or own == there:
+        if own == there:
+            return self
+        if is_file(there):
+            return self.empty(self.shape, dtype=self.dtype, device=there).assign(self)
+        if own is None:
             return self
         uop = UOp(Ops.COPY, self.dtype, (self.uop,), there)
+        if is_file(own):
+            files.unread.add(uop)
         moved = self._value(uop, there)
         moved.requires_grad = self.requires_grad
         moved.grad = None if self.grad is None else self.grad.to(there)
@@ -334,7 +346,10 @@ class Tensor(RandomMixin):
         """
         value = self._value_to_write(x)
         if value.uop is not self.uop or value._storage is not self._storage:
-            self._assign(value.uop, value.device)
+            if is_file(self.device):
+                self._write_file(value)
+            else:
+                self._assign(value.uop, value.device)
         return self
 
     def _value_to_write(self, x: Any, shape: tuple[Any, ...] | None = None) -> Tensor:
@@ -350,7 +365,8 @@ class Tensor(RandomMixin):
         ):
             raise ValueError(f"assign: {value.shape} does not broadcast to {shape}")
         here, theirs = self.device, value.device
-        if here is not None and theirs is not None and here != theirs:
+        apart = here is not None and theirs is not None and here != theirs
+        if apart and not is_file(here):
             raise ValueError(f"assign: the value is on {theirs}, this tensor on {here}; move one")
         return value if value.shape == shape else value._broadcast_to(shape)
 
@@ -363,7 +379,8 @@ class Tensor(RandomMixin):
         elif isinstance(x, bool | int | float):
             value = self._scalar(x, self.dtype)
         else:
-            value = Tensor(x, device=self.device, dtype=self.dtype)
+            device = None if is_file(self.device) else self.device
+            value = Tensor(x, device=device, dtype=self.dtype)
         return value.cast(self.dtype) if value.dtype in dtypes.weaks else value
 
     @in_turn
@@ -487,94 +504,6 @@ class Tensor(RandomMixin):
         """
         realize([self, *lst])
         return self
-
-    def numpy(self) -> np.ndarray[Any, Any]:
-        """The values as a NumPy array, copied; ml_dtypes' where NumPy lacks the dtype."""
-        import numpy as np
-
-        np_dtype, shape = _to_np_dtype(self.dtype), self._sizes_now()
-        if self.uop.op is Ops.CONST:
-            return np.array(self.uop.arg, dtype=np_dtype)
-        if 0 in self.shape:
-            return np.empty(shape, dtype=np_dtype)
-        memory = self._in_order()
-        if memory.shape == shape:
-            return runtime().to_host(memory)
-        return runtime().to_host(memory)[tuple([slice(0, n) for n in shape])].copy()
-
-    def _sizes_now(self) -> tuple[int, ...]:
-        """The shape, symbolic sizes by what their Variables are bound to.
-
-        ValueError if one is bound to nothing.
-        """
-        try:
-            return tuple([s if isinstance(s, int) else sym_infer(s, {}) for s in self.shape])
-        except KeyError as e:
-            raise ValueError(
-                f"{e.args[0]}, so a tensor of shape {self.shape} has no size; bind it where it "
-                "enters the shape"
-            ) from None
-
-    def _in_order(self) -> UOp:
-        """A realised BUFFER with these values, or a reshape of one.
-
-        Of a symbolic shape: a BUFFER of the upper bounds, at the front of which they are.
-        """
-        refuse_reading()
-        self.realize()
-        node = self.uop
-        if not all_int(self.shape):
-            if node.op is not Ops.SHRINK or node is not _front_of_memory(node.src[0], self.shape):
-                copy = UOp(Ops.CONTIGUOUS, self.dtype, (node,))
-                node = runtime().realize([copy])[copy]
-            return node.src[0]
-        while node.op in (Ops.RESHAPE, Ops.DETACH):
-            node = node.src[0]
-        if node.op is Ops.BUFFER:
-            return (
-                node
-                if node.shape == self.shape
-                else UOp(Ops.RESHAPE, node.dtype, (node,), self.shape)
-            )
-        copy = UOp(Ops.CONTIGUOUS, self.dtype, (self.uop,))
-        return runtime().realize([copy])[copy]
-
-    def data(self) -> memoryview:
-        """The memory of the values, shared, in the order of the elements; it keeps it alive.
-
-        Of bfloat16 and eight-bit floats: their bytes.
-        """
-        import numpy as np
-
-        shape = self._sizes_now()
-        if self.uop.op is Ops.CONST or 0 in self.shape:
-            array = self.numpy()
-        else:
-            node = self._in_order()
-            array = np.frombuffer(runtime().host_view(node), _to_np_dtype(self.dtype))
-            array = array.reshape(node.shape)[tuple([slice(0, n) for n in shape])]
-        # ml_dtypes have no format of their own
-        return array.data if strong_dtype(self.dtype).fmt else array.view(np.uint8).data
-
-    def tolist(self) -> Any:
-        """The values as nested lists of Python numbers; of a scalar the number."""
-        array = self.numpy()
-        if self.dtype.kind == "8" or self.dtype is dtypes.bfloat16:
-            array = array.astype("float32")
-        return array.tolist()
-
-    def item(self) -> Any:
-        """The one value of a tensor with one element, as a Python number."""
-        numel = prod(self._sizes_now())
-        if numel != 1:
-            raise ValueError(
-                f"item: the tensor must have one element, this one of shape {self.shape} has "
-                f"{numel}; use tolist"
-            )
-        value = self.tolist()
-        while isinstance(value, list):
-            value = value[0]
-        return value
 
     # ------------------------------------------------------------ gradients
 
@@ -746,9 +675,3 @@ def _unpickled(
     if device is None:
         return Tensor(array.item(), dtype=dtype, requires_grad=requires_grad)
     return Tensor(array, device, requires_grad=requires_grad)
-
-
-def _front_of_memory(node: UOp, shape: tuple[Any, ...]) -> UOp | None:
-    """The front of a BUFFER of the upper bounds of these sizes; None of anything else."""
-    whole = tuple([most(size) for size in shape])
-    return node.front(shape) if node.op is Ops.BUFFER and node.shape == whole else None

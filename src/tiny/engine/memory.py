@@ -10,11 +10,14 @@ from typing import Any
 import numpy as np
 
 from tiny.device import Buffer, Device
-from tiny.dtype import DType, _from_np_dtype, _to_np_dtype
+from tiny.dtype import DType, _from_np_dtype, _to_np_dtype, dtypes
+from tiny.engine.files import part_of_view, read_view, write_view
 from tiny.engine.realize import check_dtype, compile_linear
+from tiny.runtime.disk import file_memory
 from tiny.schedule import create_schedule
+from tiny.storage import split_view
 from tiny.uop.ops import BufferArg, GroupOp, Ops, UOp
-from tiny.uop.runtime import Announce, JitError, recorder, refuse_reading
+from tiny.uop.runtime import Announce, JitError, files, is_file, recorder, refuse_reading
 
 __all__ = ["DeviceRuntime", "Stale", "buffer_node", "buffer_of"]
 
@@ -55,13 +58,73 @@ class DeviceRuntime:
     def empty(self, shape: tuple[int, ...], dtype: DType, device: str) -> UOp:
         """A BUFFER whose contents are not defined; its memory is allocated at the first use.
 
-        TypeError if the device has no such dtype.
+        TypeError if the device has no such dtype. On a file it is the file's first bytes.
         """
+        if device == "DISK":
+            raise ValueError('DISK: a file has a path; name it, as in device="disk:path"')
+        if is_file(device):
+            return self._file_buffer(device, shape, dtype)
         check_dtype(dtype, Device[device])
         node = buffer_node(Buffer(device, math.prod(shape), dtype), tuple(shape))
         if (watching := recorder()) is not None:
             watching.made(node)
         return node
+
+    def _file_buffer(self, device: str, shape: tuple[int, ...], dtype: DType) -> UOp:
+        files.seen = True
+        size = math.prod(shape)
+        path = device.partition(":")[2]
+        memory = file_memory(path, size * dtype.itemsize)
+        return buffer_node(Buffer(device, size, dtype, opaque=memory), shape)
+
+    def open_file(self, path: str) -> UOp:
+        """A BUFFER of the bytes of a file, to be read. OSError if it can not be opened."""
+        files.seen = True
+        memory = file_memory(path)
+        buffer = Buffer(f"DISK:{memory.file.path}", memory.nbytes, dtypes.uint8, opaque=memory)
+        return buffer_node(buffer, (memory.nbytes,))
+
+    def read_file(self, view: UOp, device: str) -> UOp:
+        """A realised BUFFER with the contents of a view of a BUFFER on a file.
+
+        OSError if the file is too short. JitError in a captured step.
+        """
+        if (watching := recorder()) is not None:
+            watching.refuse(
+                "a file was read while the step was captured: a replay would not read it again; "
+                "move the tensor off the file before the step, or outside of it"
+            )
+        node = self.empty(view.shape, view.dtype, device)
+        buffer = buffer_of(node).ensure_allocated()
+        source = buffer_of(split_view(view))
+        into = Device[device].allocator._as_buffer(buffer.memory)
+        if into is not None:
+            read_view(source, view, into[: buffer.nbytes])
+        else:
+            read = memoryview(bytearray(buffer.nbytes))
+            read_view(source, view, read)
+            buffer.copyin(read)
+        return node
+
+    def write_file(self, view: UOp, data: memoryview) -> None:
+        """Write bytes, those of a view of a BUFFER on a file, in order.
+
+        OSError if it can not be written; ValueError if some place is in the view more than once,
+        or is in padding. JitError in a captured step.
+        """
+        if (watching := recorder()) is not None:
+            watching.refuse(
+                "a file was written while the step was captured: a replay would not write it "
+                "again; return the value, and write it outside"
+            )
+        write_view(buffer_of(split_view(view)), view, data)
+
+    def file_part(self, view: UOp, shape: tuple[int, ...], dtype: DType) -> UOp:
+        """A BUFFER for the bytes of a view of a BUFFER on a file, as another shape and dtype.
+
+        ValueError if they do not lie side by side, in order.
+        """
+        return buffer_node(part_of_view(buffer_of(split_view(view)), view, shape, dtype), shape)
 
     def to_host(self, node: UOp) -> np.ndarray[Any, Any]:
         """A copy of the contents of a realised BUFFER or of a movement over one."""

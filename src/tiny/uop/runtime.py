@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import threading
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
@@ -59,6 +60,32 @@ class Runtime(Protocol):
         """Whether the value of a node is in memory."""
         ...
 
+    def open_file(self, path: str) -> UOp:
+        """A BUFFER of the bytes of a file, to be read. OSError if it can not be opened."""
+        ...
+
+    def read_file(self, view: UOp, device: str) -> UOp:
+        """A realised BUFFER with the contents of a view of a BUFFER on a file.
+
+        OSError if the file is too short. JitError in a captured step.
+        """
+        ...
+
+    def write_file(self, view: UOp, data: memoryview) -> None:
+        """Write bytes, those of a view of a BUFFER on a file, in order.
+
+        OSError if it can not be written; ValueError if some place is in the view more than once,
+        or is in padding. JitError in a captured step.
+        """
+        ...
+
+    def file_part(self, view: UOp, shape: tuple[int, ...], dtype: DType) -> UOp:
+        """A BUFFER for the bytes of a view of a BUFFER on a file, as another shape and dtype.
+
+        ValueError if they do not lie side by side, in order.
+        """
+        ...
+
     def realize(
         self,
         outputs: Sequence[UOp],
@@ -73,6 +100,25 @@ class Runtime(Protocol):
         and nothing can be raised between: either all memory is written and all is set, or nothing.
         """
         ...
+
+
+class Files:
+    """`seen`: whether any tensor was made on a file; until then nobody looks for one.
+
+    `unread`: the COPYs from files that were not read yet.
+    """
+
+    def __init__(self) -> None:
+        self.seen = False
+        self.unread: weakref.WeakSet[UOp] = weakref.WeakSet()
+
+
+files = Files()
+
+
+def is_file(device: str | None) -> bool:
+    """Whether a device is a file: `DISK:` and its path."""
+    return device is not None and device.startswith("DISK:")
 
 
 _bound: Runtime | None = None

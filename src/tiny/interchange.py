@@ -1,0 +1,210 @@
+"""Values as others have them: numbers of Python, arrays of NumPy, files, and text."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any, Self
+
+from tiny.dtype import DType, DTypeLike, _to_np_dtype, dtypes, strong_dtype, to_dtype
+from tiny.helpers import all_int, prod
+from tiny.mixin.sizes import most
+from tiny.randomness import RandomMixin
+from tiny.storage import pending_storages, read_files
+from tiny.uop.ops import Ops, UOp, sym_infer
+from tiny.uop.runtime import files, is_file, refuse_reading, runtime
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+class InterchangeMixin(RandomMixin):
+    """Values of a Tensor for others, and tensors over what others have.
+
+    A file is a device: `Tensor(Path("x"))` is its bytes, on `DISK:/path/x`. Nothing is read until
+    something is moved off it, with `to`, or its values are asked for, and then only the part that
+    was asked for. Slices, reshapes and bitcasts are views of the file. Nothing is computed on it.
+    `Tensor.empty(…, device="disk:x")` is the first bytes of a file that may also be written;
+    a write is done at once, once its value is computed.
+    """
+
+    __slots__ = ()
+
+    if TYPE_CHECKING:
+
+        def realize(self, *lst: Any) -> Self:
+            """Compute it; in Tensor."""
+
+        def to(self, device: str | None) -> Self:
+            """It on a device; in Tensor."""
+
+    # ------------------------------------------------------------ numbers and arrays
+
+    def numpy(self) -> np.ndarray[Any, Any]:
+        """The values as a NumPy array, copied; ml_dtypes' where NumPy lacks the dtype.
+
+        >>> Tensor([[1, 2], [3, 4]]).numpy()
+        array([[1, 2],
+               [3, 4]], dtype=int32)
+        """
+        import numpy as np
+
+        np_dtype, shape = _to_np_dtype(self.dtype), self._sizes_now()
+        if self.uop.op is Ops.CONST:
+            return np.array(self.uop.arg, dtype=np_dtype)
+        if 0 in self.shape:
+            return np.empty(shape, dtype=np_dtype)
+        memory = self._in_order()
+        if memory.shape == shape:
+            return runtime().to_host(memory)
+        return runtime().to_host(memory)[tuple([slice(0, n) for n in shape])].copy()
+
+    def _sizes_now(self) -> tuple[int, ...]:
+        """The shape, symbolic sizes by what their Variables are bound to.
+
+        ValueError if one is bound to nothing.
+        """
+        try:
+            return tuple([s if isinstance(s, int) else sym_infer(s, {}) for s in self.shape])
+        except KeyError as e:
+            raise ValueError(
+                f"{e.args[0]}, so a tensor of shape {self.shape} has no size; bind it where it "
+                "enters the shape"
+            ) from None
+
+    def _in_order(self) -> UOp:
+        """A realised BUFFER with these values, or a reshape of one.
+
+        Of a symbolic shape: a BUFFER of the upper bounds, at the front of which they are.
+        """
+        refuse_reading()
+        if is_file(self.device):
+            return self.to(None)._in_order()
+        self.realize()
+        node = self.uop
+        if not all_int(self.shape):
+            if node.op is not Ops.SHRINK or node is not _front_of_memory(node.src[0], self.shape):
+                copy = UOp(Ops.CONTIGUOUS, self.dtype, (node,))
+                node = runtime().realize([copy])[copy]
+            return node.src[0]
+        while node.op in (Ops.RESHAPE, Ops.DETACH):
+            node = node.src[0]
+        if node.op is Ops.BUFFER:
+            return (
+                node
+                if node.shape == self.shape
+                else UOp(Ops.RESHAPE, node.dtype, (node,), self.shape)
+            )
+        copy = UOp(Ops.CONTIGUOUS, self.dtype, (self.uop,))
+        return runtime().realize([copy])[copy]
+
+    def data(self) -> memoryview:
+        """The memory of the values, shared, in the order of the elements; it keeps it alive.
+
+        Of bfloat16 and eight-bit floats: their bytes.
+
+        >>> Tensor([1, 2, 3]).data().tolist()
+        [1, 2, 3]
+        """
+        import numpy as np
+
+        shape = self._sizes_now()
+        if self.uop.op is Ops.CONST or 0 in self.shape:
+            array = self.numpy()
+        else:
+            node = self._in_order()
+            array = np.frombuffer(runtime().host_view(node), _to_np_dtype(self.dtype))
+            array = array.reshape(node.shape)[tuple([slice(0, n) for n in shape])]
+        # ml_dtypes have no format of their own
+        return array.data if strong_dtype(self.dtype).fmt else array.view(np.uint8).data
+
+    def tolist(self) -> Any:
+        """The values as nested lists of Python numbers; of a scalar the number.
+
+        >>> Tensor([[1.5, 2.0]]).tolist()
+        [[1.5, 2.0]]
+        """
+        array = self.numpy()
+        if self.dtype.kind == "8" or self.dtype is dtypes.bfloat16:
+            array = array.astype("float32")
+        return array.tolist()
+
+    def item(self) -> Any:
+        """The one value of a tensor with one element, as a Python number.
+
+        ValueError if it has more or fewer.
+
+        >>> Tensor([[7]]).item()
+        7
+        """
+        numel = prod(self._sizes_now())
+        if numel != 1:
+            raise ValueError(
+                f"item: the tensor must have one element, this one of shape {self.shape} has "
+                f"{numel}; use tolist"
+            )
+        value = self.tolist()
+        while isinstance(value, list):
+            value = value[0]
+        return value
+
+    # ------------------------------------------------------------ files
+
+    def bitcast(self, dtype: DTypeLike) -> Self:
+        to, old = to_dtype(dtype), self.dtype
+        if not is_file(self.device) or to.itemsize == old.itemsize:
+            return super().bitcast(dtype)
+        return self._bytes_as(to)
+
+    bitcast.__doc__ = RandomMixin.bitcast.__doc__
+
+    def _bytes_as(self, to: DType) -> Self:
+        """What is in the file, as another dtype: the last dimension becomes longer or shorter."""
+        nbytes = self.shape[-1] * self.dtype.itemsize if self.shape else -1
+        if nbytes % to.itemsize:
+            raise ValueError(
+                f"bitcast: the last dimension of {self.shape} of {self.dtype} is no whole number "
+                f"of elements of {to}, which have {to.itemsize} bytes"
+            )
+        shape = (*self.shape[:-1], nbytes // to.itemsize)
+        return self._value(runtime().file_part(self.uop, shape, to), self.device)
+
+    def _write_file(self, value: InterchangeMixin) -> None:
+        """Write a value of this shape and dtype to the file that this tensor is on.
+
+        What was to be read from files is read before. The value is computed first, so that the
+        file is as it was where that fails.
+        """
+        if 0 in self.shape:
+            return
+        if files.unread:
+            pending = pending_storages()
+            read_files(pending, pending)
+        runtime().write_file(self.uop, value._bytes())
+
+    def _bytes(self) -> memoryview:
+        """The bytes of the values, in the order of the elements; shared where there is memory."""
+        import numpy as np
+
+        if self.uop.op is Ops.CONST or 0 in self.shape:
+            return self.numpy().reshape(-1).view(np.uint8).data
+        return np.frombuffer(runtime().host_view(self._in_order()), np.uint8).data
+
+
+def opened_file(path: os.PathLike[str], dtype: DType | None) -> UOp:
+    """The bytes of a file, or what they are as another dtype."""
+    uop = runtime().open_file(os.fspath(path))
+    if dtype is None or dtype is dtypes.uint8:
+        return uop
+    size = uop.shape[0]
+    if size % dtype.itemsize:
+        raise ValueError(
+            f"Tensor: the {size} bytes of {os.fspath(path)} are no whole number of items of "
+            f"{dtype}, which has {dtype.itemsize}"
+        )
+    return runtime().file_part(uop, (size // dtype.itemsize,), dtype)
+
+
+def _front_of_memory(node: UOp, shape: tuple[Any, ...]) -> UOp | None:
+    """The front of a BUFFER of the upper bounds of these sizes; None of anything else."""
+    whole = tuple([most(size) for size in shape])
+    return node.front(shape) if node.op is Ops.BUFFER and node.shape == whole else None
