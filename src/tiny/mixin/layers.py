@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Self
 from tiny.dtype import dtypes
 from tiny.helpers import TRAINING, make_tuple
 from tiny.mixin.elementwise import in_float32
+from tiny.mixin.sizes import product, why_unequal
 from tiny.mixin.sort import SortMixin
 
 
