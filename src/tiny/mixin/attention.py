@@ -29,9 +29,9 @@ class AttentionMixin(LinalgMixin):
 
         query (..., L, E), key (..., S, E) and value (..., S, V), the leading dimensions of which
         broadcast, give (..., L, V) in the promoted dtype; integers become floats, and narrow floats
-        are computed in float32. A bool `attn_mask`, which broadcasts to (..., L, S), says which keys a
-        query sees; one of floats is added before the softmax. With `is_causal` query i sees the
-        keys 0 to i. A query that sees no key gives zeros. With `enable_gqa` dimension -3 counts
+        are computed in float32. A bool `attn_mask`, which broadcasts to (..., L, S), says which
+        keys a query sees; one of floats is added before the softmax. With `is_causal` query i sees
+        the keys 0 to i. A query that sees no key gives zeros. With `enable_gqa` dimension -3 counts
         heads, and each head of keys and values serves as many neighbouring heads of queries.
         A share `dropout_p` of the weights is dropped, in training only.
 
