@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Self
 
 from tiny.dtype import dtypes
-from tiny.mixin.attention import AttentionMixin
+from tiny.mixin.interpolate import InterpolateMixin
 
 
-class CastsMixin(AttentionMixin):
+class CastsMixin(InterpolateMixin):
     """`x.float()` for `x.cast(dtypes.float32)`, and its like."""
 
     __slots__ = ()
