@@ -75,13 +75,15 @@ def value_of(
         return move(node, src[0], values)
     if op is Ops.REDUCE:
         return reduce(src[0], arg.op, arg.axes, node.dtype)
+    if op is Ops.INDEX:
+        return read_at(src[0], src[1:])
     if op is Ops.STACK:
         return np.stack(src)
     if op in SAME:
         return src[0]
     if op in GroupOp.Elementwise:
         # broadcast first, so that an operation on scalars has the shape of the node
-        return elementwise(op, src, node.dtype, node.src[0].dtype)
+        return elementwise(op, src, node.dtype, node.src[0].dtype, arg)
     raise NotImplementedError(f"{op!r} has no value at the level of tensors")
 
 
@@ -136,6 +138,20 @@ def move(node: UOp, x: Array, values: Mapping[UOp, Array], outside: Any = 0) -> 
     return x[tuple(slice(begin, end) for begin, end in pairs)]
 
 
+# ---------------------------------------------------------------- computed places
+
+
+def read_at(x: Array, places: Sequence[Array]) -> Array:
+    """The elements at places along the first dimensions; 0 where there is none."""
+    sizes, rest = x.shape[: len(places)], x.shape[len(places) :]
+    inside = np.ones(places[0].shape, bool)
+    for at, size in zip(places, sizes, strict=True):
+        inside &= (at >= 0) & (at < size)
+    result = np.zeros(places[0].shape + rest, x.dtype)
+    result[inside] = x[tuple(at[inside].astype(np.int64) for at in places)]
+    return result
+
+
 # ---------------------------------------------------------------- assignment
 
 
@@ -156,12 +172,16 @@ def after(node: UOp, values: Mapping[UOp, Array]) -> Array:
                 places = move(step, places, values, outside=-1)
         assert (places >= 0).all(), "a store into padding"
         if named:  # one after the other; what is out of range is left out
-            at = values[named[0]].ravel().astype(np.int64)
-            new = bits_as(np.broadcast_to(values[value], values[named[0]].shape), written.dtype)
+            named_shape, rest = values[named[0]].shape, places.shape[len(named) :]
+            new = bits_as(np.broadcast_to(values[value], named_shape + rest), written.dtype)
             flat = written.reshape(-1)
-            for place, v in zip(at, new.ravel(), strict=True):
-                if 0 <= place < places.size:
-                    flat[places[place]] = v
+            for one in np.ndindex(named_shape):
+                at = tuple(int(values[n][one]) for n in named)
+                if all(0 <= k < size for k, size in zip(at, places.shape, strict=False)):
+                    here = places[at]
+                    flat[here] = (
+                        new[one] if effect.arg is None else combine(effect, flat, here, new[one])
+                    )
             continue
         assert len(np.unique(places)) == places.size, "a store writes one place twice"
         new = np.broadcast_to(values[value], places.shape)
@@ -174,6 +194,11 @@ def after(node: UOp, values: Mapping[UOp, Array]) -> Array:
             else bits_as(written, np_dtype(step.dtype))
         )
     return written
+
+
+def combine(store: UOp, flat: Array, at: Array, new: Array) -> Array:
+    """What is at places of flat memory, with what is written there, by the reduction of a store."""
+    return elementwise(store.arg, [flat[at], new], store.src[1].dtype, store.src[1].dtype)
 
 
 def views(x: UOp) -> tuple[UOp, list[UOp]]:
@@ -211,7 +236,9 @@ def constant_in(value: Any, like: Array) -> Any:
 # ---------------------------------------------------------------- elementwise
 
 
-def elementwise(op: Ops, src: list[Array], dtype: DType, source: DType) -> Array:
+def elementwise(
+    op: Ops, src: list[Array], dtype: DType, source: DType, name: str | None = None
+) -> Array:
     if op is Ops.CAST:
         return cast(src[0], source, dtype)
     if op is Ops.BITCAST:

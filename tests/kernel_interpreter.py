@@ -231,7 +231,7 @@ class _Kernel:
             return self.memory[node.arg.slot]
         assert op in GroupOp.Elementwise, op
         src = [known[s] for s in node.src]
-        return elementwise(op, src, node.dtype, node.src[0].dtype)
+        return elementwise(op, src, node.dtype, node.src[0].dtype, node.arg)
 
     def contents(self, buffer: UOp, known: dict[UOp, Array]) -> Array:
         """The memory of a PARAM or STAGE, its elements in the last dimension."""
@@ -258,18 +258,36 @@ class _Kernel:
 
     def store(self, store: UOp, known: dict[UOp, Array]) -> tuple[Array, Array]:
         """(flat addresses, values) of a STORE."""
-        target, value = store.src
+        target, value = store.src[:2]
+        if store.arg == "ordered":
+            return self.store_in_order(store, known)
         for s in (*target.src, value):
             self.value(s, known)
         at, ok = address(target, known)
-        if store.arg == "ordered":
-            at, ok, new = np.broadcast_arrays(at, ok, known[value])
-            return at[ok], new[ok]  # in the order of the loops: the last one wins
         assert np.all(ok), "a store without bounds"
         loops = [r for r in self.depends[target] if r not in known or known[r].ndim]
         at = self.spread(at, loops) if self.loops else at
         new = np.broadcast_to(known[value], at.shape)
         return at.reshape(-1), new.reshape(-1)
+
+    def store_in_order(self, store: UOp, known: dict[UOp, Array]) -> tuple[Array, Array]:
+        """(flat addresses, values) in the order of the loops: the last one stays there."""
+        target, value = store.src[:2]
+        new = value.src[1] if target in value.src else value
+        for s in (*target.src, new):
+            self.value(s, known)
+        loops = list(self.depends[store])
+        arrays = (*address(target, known), known[new])
+        at, ok, written = (self.spread(x, loops) if self.loops else x for x in arrays)
+        at, written = at[ok], written[ok]
+        if new is not value:  # combined with what is there, one after the other
+            memory = self.memory[target.src[0].arg.slot].reshape(-1).copy()
+            written = written.copy()
+            for k, place in enumerate(at):
+                src = [memory[place : place + 1], written[k : k + 1]]
+                memory[place] = elementwise(value.op, src, value.dtype, value.dtype)[0]
+                written[k] = memory[place]
+        return at, written
 
     def store_nested(self, store: UOp) -> tuple[Array, Array]:
         """The same, with the loops outside of and around its STAGEs run one step at a time."""

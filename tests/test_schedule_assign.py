@@ -233,7 +233,8 @@ def test_the_spec_of_ordered_writes():
     for wrong in (
         (x, ints(5), places),  # another shape
         (x, ints(4), UOp(Ops.CAST, dtypes.float32, (places,))),  # no integers
-        (buffer(2, 3, dtype=dtypes.int32), ints(4), places),  # not flat
+        (buffer(2, 3, dtype=dtypes.int32), ints(4), places),  # not of the rows
+        (x, ints(4), places, places),  # more than its dimensions
     ):
         with pytest.raises(SpecError):
             verify(UOp.sink(wrong[0].after(UOp(Ops.STORE, dtypes.void, wrong))), spec_tensor, "it")

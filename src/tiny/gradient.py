@@ -14,17 +14,27 @@ from tiny.uop.ops import GroupOp, Ops, ReduceArg, UOp
 __all__ = ["compute_gradient"]
 
 Gradients = Sequence[UOp | None]
-# of a STORE to computed places, from the gradient of the flat view that it writes: the gradient of
-# what it writes, and of what it leaves there
-OrderedRule = Callable[[UOp, UOp], tuple[UOp, UOp]]
+
+
+class Writer(NamedTuple):
+    """What writing to computed places needs of those who have memory.
+
+    `write(base, value, places, reduction)` is `base` in memory of its own, once `value` is written
+    to the places along its first dimensions, in order, or combined with what is there.
+    `number(shape)` counts the elements of a shape, in int32 or int64.
+    """
+
+    write: Callable[[UOp, UOp, Sequence[UOp], Ops | None], UOp]
+    number: Callable[[tuple[Any, ...]], UOp]
 
 
 def compute_gradient(
-    root: UOp, root_grad: UOp, targets: set[UOp], ordered: OrderedRule | None = None
+    root: UOp, root_grad: UOp, targets: set[UOp], writer: Writer | None = None
 ) -> dict[UOp, UOp]:
     """The gradient of each target that `root` depends on, `root_grad` being that of `root`.
 
-    `ordered` is the rule for writes to computed places, which needs memory of its own.
+    `writer` writes to computed places, which needs memory of its own; what is read or written
+    there has a gradient only with it.
 
     `root_grad` has the dtype of `root`, and its shape or (). A gradient has the dtype and the
     shape of its target. Integers, truth values, bitcasts and DETACH pass no gradient on.
@@ -47,7 +57,9 @@ def compute_gradient(
             continue
         picked = node in selected
         if node.op is Ops.AFTER:
-            parts: Iterable[tuple[UOp, UOp | None]] = _after(node, gradient, ordered)
+            parts: Iterable[tuple[UOp, UOp | None]] = _after(node, gradient, writer, on_path)
+        elif node.op is Ops.INDEX:
+            parts = [(node.src[0], _index(node, gradient, _needed(writer)))]
         else:
             parts = _parts(node, gradient, picked)
         picked = picked or _selects(node)
@@ -70,7 +82,7 @@ def _selects(node: UOp) -> bool:
     return node.op in _SELECTING
 
 
-_SELECTING = frozenset({Ops.WHERE, Ops.MAX, Ops.SHRINK, Ops.AFTER})
+_SELECTING = frozenset({Ops.WHERE, Ops.MAX, Ops.SHRINK, Ops.AFTER, Ops.INDEX})
 
 
 def _passes_gradient(node: UOp) -> bool:
@@ -177,7 +189,9 @@ def _move_back(node: UOp, gradient: UOp) -> UOp:
 # ---------------------------------------------------------------- assignment
 
 
-def _after(node: UOp, gradient: UOp, ordered: OrderedRule | None) -> list[tuple[UOp, UOp | None]]:
+def _after(
+    node: UOp, gradient: UOp, writer: Writer | None, on_path: set[UOp]
+) -> list[tuple[UOp, UOp | None]]:
     """The gradients of the values stored, and of what the stores left of the first source."""
     _, path = _views(node.src[0])
     stores = [e for e in node.src[1:] if e.op is Ops.STORE]
@@ -190,11 +204,13 @@ def _after(node: UOp, gradient: UOp, ordered: OrderedRule | None) -> list[tuple[
     found: list[tuple[UOp, UOp | None]] = []
     for store, (_, steps) in zip(reversed(stores), reversed(views), strict=True):  # last wins
         is_part = any(step.op is Ops.SHRINK for step in steps)
-        value, left = _move_along(steps, rest), None
-        if len(store.src) == 3:
-            if ordered is None:
-                raise RuntimeError("no gradient is known for writes to computed places")
-            value, left = ordered(store, value)
+        value: UOp | None = _move_along(steps, rest)
+        left = None
+        if len(store.src) > 2:
+            assert value is not None
+            now = _move_along(steps, node) if store is stores[-1] and not path else None
+            wanted = store.src[1] in on_path
+            value, left = _written_at(store, now, value, _needed(writer), wanted)
             for step in reversed(steps):
                 left = _move_back(step, left)
         found.append((store.src[1], value))
@@ -209,6 +225,91 @@ def _after(node: UOp, gradient: UOp, ordered: OrderedRule | None) -> list[tuple[
         rest = written.alu(Ops.WHERE, rest.const_like(0) if left is None else left, rest)
     found.append((node.src[0], _move_along(path, rest)))
     return found
+
+
+def _needed(writer: Writer | None) -> Writer:
+    if writer is None:
+        raise RuntimeError("no gradient is known for what is read or written at computed places")
+    return writer
+
+
+def _at(x: UOp, places: Sequence[UOp]) -> UOp:
+    """The elements at places along the first dimensions."""
+    return UOp(Ops.INDEX, x.dtype, (x, *places), len(places))
+
+
+def _summed_at(base: UOp, value: UOp, places: Sequence[UOp], writer: Writer) -> UOp:
+    """What is added to a base at places: in a wide enough type, rounded once."""
+    wide = sum_acc_dtype(base.dtype)
+    return writer.write(base.cast(wide), value.cast(wide), places, Ops.ADD).cast(base.dtype)
+
+
+def _constant(value: Any, dtype: DType, shape: tuple[Any, ...]) -> UOp:
+    return _expand(UOp.const(value, dtype), shape)
+
+
+def _index(node: UOp, g: UOp, writer: Writer) -> UOp:
+    """The gradient of what is read at computed places: added up where it was read."""
+    x, *places = node.src
+    nothing = _constant(0, g.dtype, x.shape)
+    return nothing if 0 in node.shape or 0 in x.shape else _summed_at(nothing, g, places, writer)
+
+
+def _written_at(
+    store: UOp, now: UOp | None, g: UOp, writer: Writer, wanted: bool
+) -> tuple[UOp | None, UOp]:
+    """The gradients of what a STORE writes to computed places (if wanted), and leaves there.
+
+    `g` is that of the view after it, `now` its value. Where a place is written again and again the
+    last one has it; equal largest ones share it; a product passes it on times the others.
+    """
+    view, value, *places = store.src
+    write = writer.write
+    shape = places[0].shape + view.shape[len(places) :]
+    if 0 in shape:
+        return _constant(0, g.dtype, shape), g
+    value = value if value.shape else _expand(value, shape)
+    if store.arg is Ops.ADD:
+        return (_at(g, places) if wanted else None), g
+    if store.arg is None:
+        left = write(g, _constant(0, g.dtype, shape), places, None)
+        if not wanted:
+            return None, left
+        numbers = writer.number(places[0].shape)
+        last = write(_constant(-1, numbers.dtype, view.shape[: len(places)]), numbers, places, None)
+        is_last = _at(last, places).alu(Ops.CMPEQ, numbers)
+        is_last = _expand(
+            _reshape(is_last, is_last.shape + (1,) * (len(shape) - len(is_last.shape))), shape
+        )
+        return is_last.alu(Ops.WHERE, _at(g, places), _constant(0, g.dtype, shape)), left
+    if now is None:
+        raise RuntimeError("no gradient is known for a reduction at places that others write too")
+    zero = g.const_like(0)
+    if store.arg is Ops.MAX:
+        kept, taken = view.alu(Ops.CMPEQ, now), value.alu(Ops.CMPEQ, _at(now, places))
+        share = g.alu(Ops.FDIV, _summed_at(kept.cast(g.dtype), taken.cast(g.dtype), places, writer))
+        part = taken.alu(Ops.WHERE, _at(share, places), _constant(0, g.dtype, shape))
+        return part, kept.alu(Ops.WHERE, share, zero)
+    one, none = _constant(1, g.dtype, view.shape), zero
+    is_zero, value_is_zero = (x.alu(Ops.CMPEQ, x.const_like(0)) for x in (view, value))
+    count = write(is_zero.cast(dtypes.int32), value_is_zero.cast(dtypes.int32), places, Ops.ADD)
+    product = write(
+        is_zero.alu(Ops.WHERE, one, view),
+        value_is_zero.alu(Ops.WHERE, value.const_like(1), value),
+        places,
+        Ops.MUL,
+    ).alu(Ops.MUL, g)
+    alone = count.alu(Ops.CMPEQ, count.const_like(1)).alu(Ops.WHERE, product, none)
+    shared = count.alu(Ops.CMPEQ, count.const_like(0)).alu(Ops.WHERE, product, none)
+
+    def others(x: UOp, x_is_zero: UOp, alone: UOp, shared: UOp) -> UOp:
+        divisor = x_is_zero.alu(Ops.WHERE, x.const_like(1), x)
+        return x_is_zero.alu(Ops.WHERE, alone, shared.alu(Ops.FDIV, divisor))
+
+    return (
+        others(value, value_is_zero, _at(alone, places), _at(shared, places)),
+        others(view, is_zero, alone, shared),
+    )
 
 
 def _views(x: UOp) -> tuple[UOp, list[UOp]]:
@@ -257,10 +358,7 @@ def _log2(node: UOp, g: UOp) -> Gradients:
 
 
 def _sin(node: UOp, g: UOp) -> Gradients:
-    """cos(x) as 1 - 2 sin(x/2)**2: halving is exact, adding a part of pi would not be."""
-    half = _scaled(node.src[0], 0.5).alu(Ops.SIN)
-    cosine = half.const_like(1).alu(Ops.SUB, _scaled(half.alu(Ops.MUL, half), 2))
-    return (g.alu(Ops.MUL, cosine),)
+    return (g.alu(Ops.MUL, function("cos", node.src[0])),)
 
 
 def _sqrt(node: UOp, g: UOp) -> Gradients:

@@ -425,11 +425,12 @@ class View(Member):
         self._write(value)
 
     @in_turn
-    def _write(self, value: UOp, places: UOp | None = None) -> None:
+    def _write(self, value: UOp, places: Sequence[UOp] = (), reduction: Ops | None = None) -> None:
         """Make the next version of this storage's memory; first give it memory, if it has none.
 
-        With `places` this is a flat view, and each element goes to the place in it that is named,
-        in order; what is out of range goes nowhere.
+        With `places` each element goes where they name it along the first dimensions, in order:
+        it replaces what is there, or is combined with it by a `reduction`. What is out of range
+        goes nowhere.
         """
         storage, old = self._storage, self._storage.node
         if files.seen and is_file(storage.device):
@@ -449,9 +450,9 @@ class View(Member):
                 old = storage.node
         target, value = self._writable(old, value)
         written: tuple[UOp, ...] = (target, value)
-        if places is not None:
+        if places:
             written = (target, *_apart_from(buffer, value, places))
-        store = UOp(Ops.STORE, dtypes.void, written)
+        store = UOp(Ops.STORE, dtypes.void, written, reduction)
         # Others that read this memory hold the version of now, not what follows. They get a copy
         # of it, which is taken before the write below is carried out.
         for reader in list(readers_of.get(buffer, ())):
@@ -518,7 +519,7 @@ def _stored_in_order(value: UOp) -> UOp:
     return UOp(Ops.CONTIGUOUS, value.dtype, (value,))
 
 
-def _apart_from(buffer: UOp, value: UOp, places: UOp) -> tuple[UOp, UOp]:
+def _apart_from(buffer: UOp, value: UOp, places: Sequence[UOp]) -> list[UOp]:
     """What is written to computed places, as something in other memory than that is.
 
     It is written one by one, so it is computed before. So are places that read what is written.
@@ -526,15 +527,21 @@ def _apart_from(buffer: UOp, value: UOp, places: UOp) -> tuple[UOp, UOp]:
     root = split_view(value)
     if root.op is not Ops.CONST and memory_below(root) in (None, buffer):
         value = UOp(Ops.CONTIGUOUS, value.dtype, (value,))
-    stack, seen = [places], {places}
+    apart = [UOp(Ops.CONTIGUOUS, p.dtype, (p,)) if _reads(p, buffer) else p for p in places]
+    return [value, *apart]
+
+
+def _reads(value: UOp, buffer: UOp) -> bool:
+    """Whether a kernel that computes a value would read a BUFFER."""
+    stack, seen = [value], {value}
     while stack:
         node = stack.pop()
         if memory_below(node) is buffer:
-            return value, UOp(Ops.CONTIGUOUS, places.dtype, (places,))
+            return True
         if node.op is not Ops.CONTIGUOUS and node.op is not Ops.AFTER:
             stack += [s for s in node.src if s not in seen]
             seen.update(node.src)
-    return value, places
+    return False
 
 
 def live_views() -> list[Any]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from tiny._core.build import binary, select
 from tiny.dtype import DType, DTypeLike, dtypes, strong_dtype, to_dtype
-from tiny.gradient import compute_gradient
+from tiny.gradient import Writer, compute_gradient
 from tiny.helpers import Context, prod
 from tiny.interchange import InterchangeMixin, opened_file
 from tiny.mixin.sizes import product
@@ -402,10 +402,13 @@ class Tensor(InterchangeMixin):
             if not (isinstance(v, Tensor) and v._storage is self._storage and v.uop is part.uop):
                 part.assign(v)
             return
-        places = part._places_named(picked)
-        value = part._value_to_write(v, places.shape)
-        if 0 not in places.shape:
-            part.reshape(-1)._write(value.uop, places.uop)
+        moved, places, order = part._named_places(picked)
+        target = part.permute(moved)
+        shape = places[0].shape + target.shape[len(places) :]
+        value = part._value_to_write(v, tuple([shape[k] for k in order]))
+        if 0 not in shape:
+            value = value.permute(sorted(range(len(order)), key=order.__getitem__))
+            target._write(value.uop, [p.uop for p in places])
 
     def _mask_in(self, indices: Any) -> Tensor | None:
         """The tensor of truth values that an index is, perhaps with all of what follows."""
@@ -548,7 +551,7 @@ class Tensor(InterchangeMixin):
                     retyped.setdefault(node.src[0], []).append(node)
         wanted = {t for t in targets if not (t.op is Ops.CONST and t.src)}
         wanted |= {node for nodes in retyped.values() for node in nodes}
-        grads = compute_gradient(self.uop, seed, wanted, self._through_places)
+        grads = compute_gradient(self.uop, seed, wanted, Writer(self._written_at, self._numbered))
 
         def total(target: UOp) -> UOp | None:
             if not (target.op is Ops.CONST and target.src):
@@ -563,24 +566,18 @@ class Tensor(InterchangeMixin):
 
         return [total(t) for t in targets]
 
-    def _through_places(self, store: UOp, gradient: UOp) -> tuple[UOp, UOp]:
-        """The gradients of what a STORE writes to computed places of a flat view, and leaves there.
+    def _written_at(
+        self, base: UOp, value: UOp, places: Sequence[UOp], reduction: Ops | None
+    ) -> UOp:
+        """`base` in memory of its own, after a value was written to places of it."""
+        memory = self.empty(base.shape, dtype=base.dtype, device=self.device)
+        memory._write(base)
+        memory._write(value, places, reduction)
+        return memory.uop
 
-        Of several that are written to one place, the last one has it.
-        """
-        device = self.device
-        rest, places = self._value(gradient, device), self._value(store.src[2], device)
-        at = places.flatten()
-        count = self.arange(at.shape[0], dtype=dtypes.int32)
-        writer = self.empty(rest.shape, dtype=dtypes.int32, device=device)
-        writer._write(count.uop, at.uop)
-        inside = (at >= 0) & (at < rest.shape[0])
-        there = inside.where(at, 0)
-        is_last = inside & writer[there].eq(count)
-        value = is_last.where(rest[there], 0).reshape(places.shape)
-        left = rest.clone()
-        left._write(left._scalar(0, left.dtype).uop, at.uop)
-        return value.uop, left.uop
+    def _numbered(self, shape: tuple[Any, ...]) -> UOp:
+        """The numbers of the elements of a shape."""
+        return self.arange(product(shape), dtype=dtypes.int64).reshape(shape).uop
 
     def _placed(self, places: Tensor, shape: tuple[int, ...]) -> Self:
         """Memory of a shape with each element at its place in the flat whole.
@@ -588,7 +585,7 @@ class Tensor(InterchangeMixin):
         What is out of range goes nowhere; where nothing went the contents are not defined.
         """
         memory = self.empty(prod(shape), dtype=self.dtype, device=self.device)
-        memory._write(self.flatten().uop, places.flatten().uop)
+        memory._write(self.flatten().uop, [places.flatten().uop])
         return memory.reshape(shape)
 
     @in_turn

@@ -345,13 +345,22 @@ cdef class Expansion:
         cdef dict tiles_of = {}
         cdef Node node, s
         cdef Info info
-        cdef object mask, lane_bit
+        cdef object mask, lane_bit, in_order = 0
+        cdef Node rewritten = None  # memory whose elements are written again and again
+        for store in self.stores:
+            if len(store.src) > 2:
+                rewritten = store.src[0].src[0]
+                for s in store.src[2:]:
+                    if s.c_op == OP_RANGE:
+                        in_order |= self.bits[s.arg[0]]
         for node in order:
             if node.c_op == OP_SINK:
                 continue
             mask = self.bits[node.arg[0]] if node.c_op == OP_RANGE else 0
             for s in node.src:
                 mask |= masks[s]
+            if node.c_op == OP_INDEX and node.src[0] is rewritten:
+                mask |= in_order
             if node.c_op == OP_REDUCE or node.c_op == OP_STAGE:
                 mask = self.around(node, mask)
             masks[node] = mask

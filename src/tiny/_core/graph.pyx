@@ -721,6 +721,8 @@ cdef object infer_shape(int op, DType dtype, tuple src, object arg):
                     "reshape or expand one"
                 )
         return shape
+    if op == OP_INDEX and arg is not None:  # of a tensor, at computed places
+        return (<Node>src[1]).c_shape + (<Node>src[0]).c_shape[arg:]
     if op in (OP_CONST, OP_INDEX, OP_RANGE, OP_DEFINE_VAR, OP_SPECIAL, OP_GEP):
         return ()
     if dtype is types.VOID:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Self
 from tiny._core.graph import Node
 from tiny._core.ops import Ops
 from tiny.dtype import dtypes
-from tiny.helpers import all_int, ceildiv, prod
+from tiny.helpers import ceildiv
 from tiny.mixin.movement import broadcast_shape
 from tiny.mixin.protocol import Shape
 from tiny.mixin.scan import ScanMixin
@@ -167,22 +167,31 @@ class IndexingMixin(ScanMixin):
         return x.reshape(counts)
 
     def _pick(self, picked: list[tuple[int, Self]]) -> Self:
-        """Elements by integer values: those whose place along a dimension equals the value."""
+        """The elements at the places that integer values name along some dimensions."""
+        moved, places, order = self._named_places(picked)
+        return self.permute(moved)._at(places).permute(order)
+
+    def _named_places(
+        self, picked: list[tuple[int, Self]]
+    ) -> tuple[list[int], list[Self], list[int]]:
+        """The dimensions, those that are picked from first; the places in them, in one shape;
+
+        and the order of the dimensions of the result, in which those of the places come first.
+        """
         dims, sizes, shape, order = self._layout(picked)
-        chosen: Self | None = None
-        for k, (size, (_, values)) in enumerate(zip(sizes, picked, strict=True)):
-            here = _from_the_end(values, size)._is_place(size)
-            own = [size if j == k else 1 for j in range(len(sizes))]
-            here = here.reshape(values.shape + tuple(own))
-            chosen = here if chosen is None else chosen & here
-        assert chosen is not None
-        rest = [axis for axis in range(self.ndim) if axis not in dims]
-        x = self.permute([*rest, *dims])
-        kept = x.shape[: len(rest)]
-        x = x.reshape(kept + (1,) * len(shape) + tuple(sizes))
-        wide = kept + shape + tuple(sizes)
-        x = x._broadcast(wide)._select(chosen._broadcast(wide), len(sizes))
-        return x.permute(order)
+        places = [
+            _from_the_end(values, size)._broadcast_to(shape)
+            for size, (_, values) in zip(sizes, picked, strict=True)
+        ]
+        return [*dims, *[axis for axis in range(self.ndim) if axis not in dims]], places, order
+
+    def _at(self, places: Sequence[Self]) -> Self:
+        """The elements at places along the first dimensions: of their shape, then what is left.
+
+        They are integers of one shape, counted from the front; 0 for one that is not there.
+        """
+        x = self._strong()
+        return x._node(Ops.INDEX, x.dtype, tuple(p._strong() for p in places), len(places))
 
     def _layout(
         self, picked: list[tuple[int, Self]]
@@ -202,34 +211,8 @@ class IndexingMixin(ScanMixin):
         left, new = self.ndim - len(dims), len(shape)
         together = dims == list(range(dims[0], dims[0] + len(dims)))
         front = dims[0] if together else 0
-        order = [*range(front), *range(left, left + new), *range(front, left)]
+        order = [*range(new, new + front), *range(new), *range(new + front, new + left)]
         return dims, [self.shape[d] for d in dims], shape, order
-
-    def _places_named(self, picked: list[tuple[int, Self]]) -> Self:
-        """Where the elements are that values pick, as places in the flattened whole.
-
-        -1 for one that is out of range.
-        """
-        dims, sizes, shape, order = self._layout(picked)
-        if not all_int(self.shape):
-            raise IndexError(
-                f"writing to computed places of the shape {self.shape}, which is symbolic, is not "
-                "supported; write slices"
-            )
-        dtype = dtypes.int32 if prod(self.shape) < 2**31 else dtypes.int64
-        strides = [prod(self.shape[d + 1 :]) for d in range(self.ndim)]
-        rest = [axis for axis in range(self.ndim) if axis not in dims]
-        wide = tuple(self.shape[d] for d in rest) + shape
-        total, inside = self._scalar(0, dtype), self._scalar(True)
-        for d, size, (_, values) in zip(dims, sizes, picked, strict=True):
-            place = _from_the_end(values, size)
-            here = place < size
-            inside = inside & (here if dtypes.is_unsigned(place.dtype) else here & (place >= 0))
-            total = total + place.cast(dtype) * strides[d]
-        for k, d in enumerate(rest):
-            own = self._scalar(0, dtypes.int32)._places(self.shape[d]).cast(dtype) * strides[d]
-            total = total + own.reshape((self.shape[d],) + (1,) * (len(wide) - k - 1))
-        return inside.where(total, -1)._broadcast_to(wide).permute(order)
 
     # ------------------------------------------------------------ indexing by values
 

@@ -14,6 +14,7 @@ from tiny.schedule.graph import (
     COMPUTE,
     EFFECT,
     MEMORY,
+    PICK,
     REDUCE,
     TRANSFER,
     VERSION,
@@ -96,7 +97,7 @@ def estimate_costs(g: TensorGraph, stored: frozenset[int]) -> Costs:
         kind, sources = g.kind[i], g.src[i]
         itemsize = g.nodes[i].dtype.itemsize
         is_load = i in stored or kind in (MEMORY, VERSION, TRANSFER)
-        if sources and kind in (VIEW, COMPUTE, REDUCE, EFFECT):
+        if sources and kind in (VIEW, COMPUTE, REDUCE, EFFECT, PICK):
             largest = max(sources, key=lambda s: len(seen[s]))
             cells, w, b = seen[largest], seen_work[largest], seen_nbytes[largest]
             for s in sources:
@@ -166,7 +167,7 @@ def find_operands(g: TensorGraph, stored: frozenset[int]) -> list[Operands]:
     found: list[Operands] = [()] * len(g)
     for i, kind in enumerate(g.kind):
         sources = g.src[i]
-        if i in stored or kind in (MEMORY, VERSION, TRANSFER):
+        if i in stored or kind in (MEMORY, VERSION, TRANSFER, PICK):
             found[i] = (_dimensions(g.shape[i]),)
         elif kind == VIEW:
             node, s = g.nodes[i], sources[0]

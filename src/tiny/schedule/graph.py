@@ -21,6 +21,8 @@ COMPUTE = 5  # elementwise
 REDUCE = 6
 EFFECT = 7  # a STORE
 TRANSFER = 8  # a COPY between devices
+PICK = 9  # an INDEX: elements at computed places
+VALUES = (COMPUTE, REDUCE, PICK)  # what is computed, where it is wanted or once
 
 _IDENTITIES = (Ops.CONTIGUOUS, Ops.COPY)
 _VANISHING = (Ops.DETACH, Ops.CONTIGUOUS_BACKWARD)
@@ -68,13 +70,14 @@ def resolved_arg(node: UOp) -> object:
 
 
 def stored_shape(store: UOp) -> tuple[int | UOp, ...]:
-    """The shape of what a STORE writes: of its view, or, in order, of the places it names."""
-    return store.src[2 if is_ordered(store) else 0].shape
+    """The shape of what a STORE writes: of its view, or of places and what is there."""
+    view, _, *places = store.src
+    return places[0].shape + view.shape[len(places) :] if places else view.shape
 
 
 def is_ordered(store: UOp) -> bool:
     """Whether a STORE of a tensor graph writes to computed places, one after the other."""
-    return len(store.src) == 3
+    return len(store.src) > 2
 
 
 @dataclass
@@ -133,7 +136,7 @@ def read_graph(sink: UOp, default_device: str) -> TensorGraph:
             moved = devices[position[node.src[0]]]
             if moved is None or moved == node.arg:
                 kind = VIEW  # of nothing that lives anywhere: computed where it is wanted
-        many = kind in (COMPUTE, EFFECT, VERSION, IGNORED)
+        many = kind in (COMPUTE, EFFECT, VERSION, IGNORED, PICK)
         src = tuple([position[s] for s in (node.src if many else node.src[:1])])
         shape = node._shape
         if shape is None:
@@ -157,7 +160,7 @@ def read_graph(sink: UOp, default_device: str) -> TensorGraph:
     _mark_stored(g)
     wanted = [position[o] for o in sink.src]
     for i in wanted:  # values first: what is a view of one then stays a view
-        if g.kind[i] in (COMPUTE, REDUCE):
+        if g.kind[i] in VALUES:
             g.stored.setdefault(i, "output")
     g.outputs = [_find_output(g, i) for i in wanted]
     return g
@@ -185,7 +188,7 @@ def _mark_stored(g: TensorGraph) -> None:
         if node.op is Ops.CONTIGUOUS:
             s = g.src[i][0]
             # the value itself is stored, and this is a name for it
-            g.stored[s if g.kind[s] in (COMPUTE, REDUCE) or s in g.stored else i] = "contiguous"
+            g.stored[s if g.kind[s] in VALUES or s in g.stored else i] = "contiguous"
         elif g.kind[i] == TRANSFER:
             g.stored[i] = f"copy to {node.arg}"
             source = whole_memory(g, g.src[i][0])
@@ -213,7 +216,7 @@ def _find_output(g: TensorGraph, i: int) -> Output:
     while g.kind[at] not in (MEMORY, VERSION) and at not in g.stored:
         node = g.nodes[at]
         if g.kind[at] != VIEW or node.op is Ops.PAD:
-            if not plain or g.kind[at] not in (COMPUTE, REDUCE):
+            if not plain or g.kind[at] not in VALUES:
                 at, moves = i, []
             g.stored[at] = "output"
             break
@@ -240,6 +243,7 @@ _KINDS = {
     Ops.CONTIGUOUS: VIEW,
     Ops.COPY: TRANSFER,
     Ops.REDUCE: REDUCE,
+    Ops.INDEX: PICK,
     Ops.STORE: EFFECT,
     Ops.GROUP: IGNORED,
     Ops.UNIQUE: IGNORED,

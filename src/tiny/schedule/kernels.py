@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import heapq
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -13,6 +15,7 @@ from tiny.schedule.graph import (
     COMPUTE,
     EFFECT,
     MEMORY,
+    PICK,
     REDUCE,
     SCALAR,
     TRANSFER,
@@ -22,10 +25,19 @@ from tiny.schedule.graph import (
     is_ordered,
     resolved_arg,
 )
-from tiny.schedule.nests import Clauses, Index, Kernel, Loops, Request, Stage, connected
+from tiny.schedule.nests import (
+    NO_CLAUSES,
+    Clauses,
+    Index,
+    Kernel,
+    Request,
+    Stage,
+    connected,
+    is_place,
+)
 from tiny.schedule.ranges import Plan, plan_kernels
 from tiny.schedule.splits import settle_loops
-from tiny.schedule.sums import closed_sum, picked_sum
+from tiny.schedule.sums import closed_sum, picked_sum, place_of
 from tiny.uop.ops import (
     AxisType,
     KernelInfo,
@@ -133,34 +145,114 @@ class _Builder:
         self.g = g
         self.plan = plan
         self.versions = versions
-        self.loops = Loops()
+        self.loops = plan.loops
         self.drafts: dict[Kernel, Draft] = {}
         self.slots: dict[Kernel, dict[Memory, int]] = {}
         self.broken: dict[int, str] = {}  # cells that can not be made once in their kernel, and why
+        self.named: dict[UOp, UOp] = {}  # by the name of a computed place, or of that it is there
+        # by the number of a place: the requests that wait for it, in the order to build them
+        self.waiting: dict[UOp, list[tuple[int, int, int, Request]]] = {}
+        self.numbers = itertools.count()
 
     def run(self) -> list[Draft]:
         """Build the values of all requests, sources first."""
-        g, plan = self.g, self.plan
         done: list[Draft] = []
-        for i in range(len(g)):
-            kernel = plan.kernels.get(i)
-            requests = plan.requests[i]
-            loaded = kernel is not None and not g.fill[i]
-            stage = plan.stages.get(i)
-            if stage is not None:
-                self.compute(i, stage.fill)
-            for r in requests.values():
-                if stage is not None:
-                    self.read_stage(i, r, stage)
-                elif loaded or g.kind[i] in (MEMORY, VERSION, TRANSFER):
-                    self.load(i, r)
-                else:
-                    self.compute(i, r)
-            for r in plan.merged.get(i, ()):
-                r.value, r.gate, r.free = r.src[0].value, r.src[0].gate, r.src[0].free
+        for i in range(len(self.g)):
+            self.build_all(i)
+            kernel = self.plan.kernels.get(i)
             if kernel is not None:
                 done += self.finish(i, kernel)
+        assert not self.waiting, "places that an index names were never computed"
         return done
+
+    def build_all(self, i: int) -> None:
+        """Build the requests for cell i, and those for earlier ones that waited for a value here.
+
+        What is read at computed places has its cell before or after that of the places. Whoever
+        wants a request waits for all that it waits for, so building by cells is in order.
+        """
+        plan = self.plan
+        stage, merged = plan.stages.get(i), plan.merged.get(i, ())
+        fill = () if stage is None else (stage.fill,)
+        groups = (fill, plan.requests[i].values(), merged)  # in this order, where all are known
+        if not self.loops.places:
+            for k, group in enumerate(groups):
+                for r in group:
+                    self.build(i, r, k == 2)
+            return
+        left = [(i, k, next(self.numbers), r) for k, group in enumerate(groups) for r in group]
+        while left:
+            cell, k, number, r = heapq.heappop(left)
+            name = self.place_missing(r)
+            if name is not None:
+                self.waiting.setdefault(name, []).append((cell, k, number, r))
+                continue
+            self.build(cell, r, k == 2)
+            for size, *names in plan.places.get(r, ()):
+                place = self.place_of(r.built())
+                self.named.update(zip(names, (place, is_place(place, size)), strict=True))
+                for waiter in self.waiting.pop(names[0], ()):
+                    heapq.heappush(left, waiter)
+
+    def build(self, i: int, r: Request, is_merged: bool) -> None:
+        """Build one request for cell i: it is loaded, read back, or computed."""
+        stage, kind = self.plan.stages.get(i), self.g.kind[i]
+        if is_merged:
+            r.value, r.gate, r.free = r.src[0].value, r.src[0].gate, r.src[0].free
+            return
+        guards = self.name_places(r) if self.loops.places else NO_CLAUSES
+        if stage is not None and r is not stage.fill:
+            self.read_stage(i, r, stage, guards)
+        elif kind in (MEMORY, VERSION, TRANSFER) or (i in self.plan.kernels and not self.g.fill[i]):
+            self.load(i, r, guards)
+        else:
+            self.compute(i, r)
+
+    # ------------------------------------------------------------ computed places
+
+    def place_missing(self, r: Request) -> UOp | None:
+        """The number of a computed place in a request that is not known yet."""
+        loops = self.loops
+        clauses = (*r.clauses, *(r.extra or ()))
+        wanted = [loops.number_of[c] for c in clauses if c in loops.number_of]
+        for number in (*wanted, *loops.named_in((*r.index, *clauses))):
+            if number not in self.named:
+                return number
+        return None
+
+    def place_of(self, value: UOp) -> UOp:
+        """An integer value as an index."""
+        place = place_of(value)
+        return simplify(value.cast(dtypes.index)) if place is None else place
+
+    def name_places(self, r: Request) -> Clauses:
+        """Put computed places where a request has names for them: the clauses that have some.
+
+        Of what says that a place is there, the parts that are always true go.
+        """
+        loops, guards = self.loops, []
+        others = []
+        for c in connected(loops, r.index, r.clauses):
+            if c in loops.number_of or loops.named_in((c,)):
+                guards += self.clauses_of(c)
+            else:
+                others.append(c)
+        r.index = tuple([self.placed(e) for e in r.index])
+        r.clauses = (*others, *guards)
+        if r.extra and any(c in loops.number_of or loops.named_in((c,)) for c in r.extra):
+            r.extra = tuple([new for c in r.extra for new in self.clauses_of(c)])
+        return tuple(guards)
+
+    def placed(self, e: UOp) -> UOp:
+        """An expression with computed places for their names."""
+        return simplify(e.substitute(self.named, walk=True)) if self.loops.named_in((e,)) else e
+
+    def clauses_of(self, clause: UOp) -> list[UOp]:
+        """A clause with computed places for their names, as the clauses that it comes to."""
+        new = self.named[clause] if clause in self.named else self.placed(clause)
+        return [c for c in new.split_uop(Ops.AND) if not (c.op is Ops.CONST and c.arg)]
+
+    # ------------------------------------------------------------ values
 
     def draft(self, kernel: Kernel) -> Draft:
         """The draft of a kernel; slot 0 is what it writes."""
@@ -176,7 +268,7 @@ class _Builder:
                 slots[memory[0], memory[1] - 1] = 0
         return found
 
-    def load(self, i: int, r: Request) -> None:
+    def load(self, i: int, r: Request, guards: Clauses) -> None:
         """The value of a request for something in memory."""
         g = self.g
         node, index, cast = g.nodes[i], r.index, None
@@ -201,7 +293,7 @@ class _Builder:
         if slot is None:
             slot = slots[memory] = len(draft.params)
             draft.params.append(memory)
-        r.gate = self.needed_clauses(index, shape, r.clauses)
+        r.gate = self.needed_clauses(index, shape, r.clauses, guards)
         param = UOp(Ops.PARAM, node.dtype, (), ParamArg(slot, shape))
         r.value = UOp(Ops.INDEX, node.dtype, (param, *index, *condition_of(r.gate)))
         r.free = self.loops.of_all(index) | self.loops.of_all(r.gate)
@@ -210,12 +302,12 @@ class _Builder:
             r.gate = ()
         draft.accesses.append(Access(memory, index, after))
 
-    def read_stage(self, i: int, r: Request, stage: Stage) -> None:
+    def read_stage(self, i: int, r: Request, stage: Stage, guards: Clauses) -> None:
         """The value of a request for something that is kept in memory of the thread."""
         node = self.g.nodes[i]
         shape = tuple([self.g.shape[i][d] for d in stage.dims])
         index = tuple([r.index[d] for d in stage.dims])
-        gate = self.needed_clauses(index, shape, r.clauses)
+        gate = self.needed_clauses(index, shape, r.clauses, guards)
         # settled, or simplifying one condition that reads it would make another STAGE of it
         value = simplify(stage.fill.built())
         scope = self.loops.of(value) & r.kernel.output_loops
@@ -233,12 +325,15 @@ class _Builder:
         r.free = scope | self.loops.of_all(index) | self.loops.of_all(gate)
         r.value = UOp(Ops.INDEX, node.dtype, (kept, *index, *condition_of(gate)))
 
-    def needed_clauses(self, index: Index, shape: tuple[int, ...], clauses: Clauses) -> Clauses:
-        """The clauses without which an index may be out of bounds."""
+    def needed_clauses(
+        self, index: Index, shape: tuple[int, ...], clauses: Clauses, guards: Clauses
+    ) -> Clauses:
+        """The clauses without which an index may be out of bounds; all that guard its places."""
         if not clauses:
             return clauses
         outside = [i for i, size in zip(index, shape, strict=True) if i.vmin < 0 or i.vmax >= size]
-        return connected(self.loops, self.loops.of_all(outside), clauses)
+        needed = connected(self.loops, outside, clauses)
+        return needed + tuple([c for c in guards if c not in needed])
 
     def compute(self, i: int, r: Request) -> None:
         """The value of a request from those of its sources."""
@@ -255,10 +350,10 @@ class _Builder:
                 r.free = r.src[0].free & ~self.loops.of_all(r.extra or ())
             if r.value.op is Ops.REDUCE and not r.kernel.make_ahead(r.free, r.kernel.built):
                 self.broken[i] = "reduction over other loops than one in the same kernel"
-        elif not r.src:  # all padding
-            r.value = UOp.const(0, node.dtype) if kind == VIEW else node
+        elif not r.src:  # all padding, or nothing is there
+            r.value = UOp.const(0, node.dtype) if kind in (VIEW, PICK) else node
         else:
-            source = r.src[0]
+            source = r.src[-1]
             r.value, r.gate, r.free = source.value, source.gate, source.free
             if r.extra and not set(r.extra) <= set(r.gate):
                 r.gate, r.value = (), gated(conjunction(r.extra), source.built())
@@ -295,9 +390,11 @@ class _Builder:
             value = root.src[0].built()
             *views, memory = g.chain_to_memory(g.src[i][0])
             if is_ordered(buffer):
-                place = root.src[1].built().cast(dtypes.index)
-                size = UOp.const(g.numel[g.src[i][0]], dtypes.index)
-                index, gates = (place,), ((place < 0).ne(True), place < size)
+                places = [self.place_of(p.built()) for p in root.src[1:]]
+                sizes = buffer.src[0].shape
+                loops = index[: len(index) - len(sizes) + len(places)]
+                index = (*places, *index[len(loops) :])
+                gates = tuple([is_place(p, n) for p, n in zip(places, sizes, strict=False)])
             for j in views:
                 node = g.nodes[j]
                 if node.op is Ops.BITCAST:
@@ -309,11 +406,13 @@ class _Builder:
                     assert gate is None or gates, "a padded view can not be assigned to"
                     gates += () if gate is None else (gate,)
             buffer, shape = g.nodes[memory], g.shape[memory]
-            if gates:
-                return [self.ordered(kernel, draft, value, index, gates)]
+            if is_ordered(g.nodes[i]):
+                return [self.ordered(draft, value, index, gates, loops)]
         elif g.kind[i] == SCALAR:
             value = buffer
         else:
+            if self.loops.places:
+                self.name_places(root)
             self.compute(i, root)
             value = root.built()
         draft.target = index
@@ -323,23 +422,28 @@ class _Builder:
         return [draft]
 
     def ordered(
-        self, kernel: Kernel, draft: Draft, value: UOp, index: Index, gates: Clauses
+        self, draft: Draft, value: UOp, index: Index, gates: Clauses, loops: Index
     ) -> Draft:
-        """A kernel that writes to computed places, one after the other, so the last one wins.
+        """A kernel that writes to computed places, one after the other, in the order of loops.
 
+        So the last one wins, or is combined with what is there already.
         ValueError if what it writes, or where, is read from the memory it writes to.
         """
         g = self.g
         memory, _ = draft.params[0]
+        reduction = g.nodes[draft.cell].arg
         if any(a.memory[0] == memory for a in draft.accesses):
             raise ValueError(
                 "an ordered STORE reads the memory that it writes; make what it reads CONTIGUOUS"
             )
         buffer, shape = g.nodes[memory], g.shape[memory]
-        address = (UOp(Ops.PARAM, buffer.dtype, (), ParamArg(0, shape)), *index, conjunction(gates))
-        address = tuple([simplify(s) if s.dtype.kind in "xb" else s for s in address])
-        at = UOp(Ops.INDEX, buffer.dtype, address)
-        store = UOp(Ops.STORE, dtypes.void, (at, value), "ordered")
+        param = UOp(Ops.PARAM, buffer.dtype, (), ParamArg(0, shape))
+        address = [simplify(s) for s in (*index, conjunction(gates))]
+        at = UOp(Ops.INDEX, buffer.dtype, (param, *address))
+        if reduction is not None:
+            value = at.alu(reduction, value)
+        order = [r for r in loops if r.op is Ops.RANGE]
+        store = UOp(Ops.STORE, dtypes.void, (at, value, *order), "ordered")
         # the loops stay as they are: their order says which element is the last
         draft.sink = _named(UOp(Ops.SINK, dtypes.void, (store,), KernelInfo()))
         draft.target = tuple([any_of(size) for size in shape])  # anywhere

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from tiny._core.symbolic import simplify
 from tiny.dtype import dtypes
 from tiny.schedule.graph import EFFECT, TensorGraph, stored_shape
-from tiny.uop.ops import AxisType, Ops, RangeArg, UOp
+from tiny.uop.ops import AxisType, Ops, RangeArg, UOp, VarArg
 
 Index = tuple[UOp, ...]
 Clauses = tuple[UOp, ...]
@@ -190,10 +190,16 @@ class Loops:
     """Which loops an index expression depends on, as bit masks, remembered by node.
 
     Axes are numbered within a kernel, so that the answers hold for every kernel.
+
+    A computed place of an INDEX is no expression yet while indices are found. Variables stand for
+    it: its number, from 0 to the size of the dimension - 1, and whether it is there at all.
     """
 
     def __init__(self) -> None:
         self._masks: dict[UOp, int] = {ZERO: 0}
+        self.number_of: dict[UOp, UOp] = {}  # by whether a place is there: its number
+        self.places: set[UOp] = set()
+        self._named: dict[UOp, frozenset[UOp]] = {}
         self._relevant: dict[tuple[Index, Clauses], Clauses] = {}
 
     def of(self, expr: UOp) -> int:
@@ -219,31 +225,60 @@ class Loops:
             mask |= self.of(e) if m is None else m
         return mask
 
+    def new_place(self, size: int, mask: int) -> tuple[UOp, UOp]:
+        """Names for a place computed in some loops: its number, and whether it is there."""
+        k = len(self.places)
+        place = UOp(Ops.DEFINE_VAR, dtypes.index, (), VarArg(f"place{k}", 0, max(size - 1, 0)))
+        there = UOp(Ops.DEFINE_VAR, dtypes.bool, (), VarArg(f"is_there{k}", False, True))
+        self._masks[place] = self._masks[there] = mask
+        self.places.add(place)
+        self.number_of[there] = place
+        return place, there
+
+    def named_in(self, exprs: Iterable[UOp]) -> set[UOp]:
+        """The numbers of places in expressions."""
+        found: set[UOp] = set()
+        if self.places:
+            for e in exprs:
+                named = self._named.get(e)
+                if named is None:
+                    named = self._named[e] = frozenset(self.places.intersection(e.postorder()))
+                found |= named
+        return found
+
     def relevant(self, index: Index, clauses: Clauses) -> Clauses:
         """The clauses that can say whether an index is in bounds.
 
-        They share a loop with it, or with another one that does. The rest say when a value is
-        wanted, which whoever asked knows.
+        They share a loop or a computed place with it, or with another one that does. The rest say
+        when a value is wanted, which whoever asked knows.
         """
         key = (index, clauses)
         found = self._relevant.get(key)
         if found is None:
-            kept = connected(self, self.of_all(index), clauses)
+            kept = connected(self, index, clauses)
             found = self._relevant[key] = clauses if len(kept) == len(clauses) else kept
         return found
 
 
-def connected(loops: Loops, mask: int, clauses: Clauses) -> Clauses:
-    """The clauses that share a loop with `mask`, or with another such clause."""
+def connected(loops: Loops, exprs: Iterable[UOp], clauses: Clauses) -> Clauses:
+    """The clauses that share a loop or a computed place with expressions, or with such a clause.
+
+    That a place is there matters to those only who use its number.
+    """
+    exprs = tuple(exprs)
+    mask, places = loops.of_all(exprs), loops.named_in(exprs)
     kept: set[UOp] = set()
     grew = True
     while grew:
         grew = False
         for c in clauses:
-            m = loops.of(c)
-            if c not in kept and m & mask:
+            if c in kept:
+                continue
+            place, m, named = loops.number_of.get(c), loops.of(c), loops.named_in((c,))
+            if place in places if place is not None else m & mask or named & places:
                 kept.add(c)
                 mask |= m
+                places |= named
                 grew = True
     return tuple([c for c in clauses if c in kept])
 
@@ -260,6 +295,12 @@ def split_clauses(gate: UOp | None) -> Clauses | None:
         else:
             clauses[c] = None
     return tuple(clauses)
+
+
+def is_place(index: UOp, size: int | UOp) -> UOp:
+    """Whether an index is one of a dimension of a size."""
+    end = size if isinstance(size, UOp) else UOp.const(size, dtypes.index)
+    return simplify((index < 0).ne(True) & (index < end))
 
 
 def repeated_over(r: Request) -> int:

@@ -15,12 +15,15 @@ from tiny.schedule.costs import WORK, Costs, estimate_costs
 from tiny.schedule.graph import (
     COMPUTE,
     EFFECT,
+    PICK,
     REDUCE,
     SCALAR,
     TRANSFER,
+    VALUES,
     VIEW,
     TensorGraph,
     resolved_arg,
+    upper,
 )
 from tiny.schedule.nests import (
     NO_CLAUSES,
@@ -31,10 +34,11 @@ from tiny.schedule.nests import (
     Loops,
     Request,
     Stage,
+    is_place,
     split_clauses,
 )
 from tiny.schedule.placement import OPERATIONS_A_BYTE, Placement, Verdict, Where
-from tiny.uop.ops import AxisType, Ops
+from tiny.uop.ops import AxisType, Ops, UOp
 from tiny.uop.target import Target
 
 MOST_ROUNDS = 4
@@ -51,6 +55,9 @@ class Plan:
         self.stages: dict[int, Stage] = {}  # by the cell they keep
         # dropped by a cell for a request of the same index without clauses
         self.merged: dict[int, list[Request]] = {}
+        # by request: the places that it is the value of, as (size, number, whether it is there)
+        self.places: dict[Request, list[tuple[int | UOp, UOp, UOp]]] = {}
+        self.loops = Loops()
         self.cost = 0.0  # bytes stored and loaded, and work
         self.visits = 0
 
@@ -87,7 +94,7 @@ class _Walk:
         self.targets = targets
         self.costs: Costs = estimate_costs(g, stored_before)
         self.plan = Plan(len(g), targets)
-        self.loops = Loops()
+        self.loops = self.plan.loops
         self.placement = Placement(g, self.costs, self.loops, targets)
         self.origin, self.is_load = self.placement.origin, self.placement.is_load
         self.scalars: dict[int, Request] = {}
@@ -185,7 +192,7 @@ class _Walk:
                 scalar = self.scalars[i] = Request(kernel, (), NO_CLAUSES, 1.0)
                 scalar.value = self.g.nodes[i]
             return scalar
-        if clauses and self.g.kind[i] in (COMPUTE, REDUCE):
+        if clauses and self.g.kind[i] in VALUES:
             clauses = self.loops.relevant(index, clauses)
             if not clauses:
                 fraction = 1.0
@@ -198,15 +205,20 @@ class _Walk:
             found.fraction = max(found.fraction, fraction)
         return found
 
-    def ask_value(self, i: int, r: Request, index: Index) -> None:
-        """Want cell i as an operand of a value in r's kernel."""
+    def ask_value(
+        self, i: int, r: Request, index: Index, clauses: Clauses | None = None
+    ) -> Request:
+        """Want cell i as an operand of a value in r's kernel, by default under r's clauses."""
         kernel = r.kernel
         o = self.origin[i]
         if self.is_load[o]:
             kernel.buffers.add(o)
         elif self.g.kind[o] != SCALAR:
             kernel.pending.add(o)
-        r.src.append(self.ask(i, kernel, index if self.g.shape[i] else (), r.clauses, r.fraction))
+        wanted = r.clauses if clauses is None else clauses
+        operand = self.ask(i, kernel, index if self.g.shape[i] else (), wanted, r.fraction)
+        r.src.append(operand)
+        return operand
 
     def expand(self, i: int, r: Request) -> None:
         """Want the sources of cell i for a request."""
@@ -239,10 +251,52 @@ class _Walk:
                     kernel.continued.add(o)
                 self.ask_value(s, r, tuple(index))
         elif kind == EFFECT:
-            for s in g.src[i][1:]:  # the value, and the places if they are computed
-                self.ask_value(s, r, r.index)
+            _, value, *places = g.src[i]
+            self.ask_value(value, r, r.index)
+            for p in places:  # computed ones, for all that is written at each
+                self.ask_value(p, r, r.index[: len(g.shape[p])])
         elif kind == VIEW:
             self.expand_view(i, r)
+        elif kind == PICK:
+            kernel.cells += 1
+            self.expand_pick(i, r)
+
+    def expand_pick(self, i: int, r: Request) -> None:
+        """Want the places of an INDEX, and at them, where they are there, what it reads."""
+        g = self.g
+        s, *named = g.src[i]
+        sizes = g.nodes[i].src[0].shape[: len(named)]
+        rank = len(g.shape[s]) - len(named)
+        outer, rest = r.index[: len(r.index) - rank], r.index[len(r.index) - rank :]
+        if not g.numel[s]:
+            return  # nothing is there
+        index, there = [], []
+        for size, p in zip(sizes, named, strict=True):
+            at = self.ask_value(p, r, outer)
+            if at.value is not None:  # a constant or a Variable
+                place = simplify(at.value.cast(dtypes.index))
+                clauses = split_clauses(is_place(place, size))
+                if clauses is None:
+                    r.src.clear()
+                    return
+            else:
+                place, is_there = self.place(at, size)
+                clauses = (is_there,)
+            index.append(place)
+            there += [c for c in clauses if c not in there]
+        r.extra = tuple(there)
+        wanted = r.clauses + tuple([c for c in there if c not in r.clauses])
+        self.ask_value(s, r, (*index, *rest), wanted)
+
+    def place(self, at: Request, size: int | UOp) -> tuple[UOp, UOp]:
+        """Names for the value of a request as a place in a dimension; see `Loops`."""
+        known = self.plan.places.setdefault(at, [])
+        for n, number, is_there in known:
+            if n is size or n == size:
+                return number, is_there
+        number, is_there = self.loops.new_place(upper(size), self.loops.of_all(at.index))
+        known.append((size, number, is_there))
+        return number, is_there
 
     def expand_view(self, i: int, r: Request) -> None:
         """Want the source of a movement operation, at the index rewritten."""

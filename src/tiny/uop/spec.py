@@ -320,6 +320,17 @@ def is_tensor_reduce(x: UOp) -> bool:
     return is_reduction(x) and _is_axes(x.arg.axes, len(x.src[0].shape))
 
 
+def is_reading(x: UOp) -> bool:
+    """An INDEX names places, of one shape, along as many leading dimensions as its arg says."""
+    of, *places = x.src
+    return (
+        type(x.arg) is int
+        and 0 < x.arg == len(places) <= len(of.shape)
+        and x.dtype is of.dtype
+        and all(dtypes.is_int(p.dtype) and p.shape == places[0].shape for p in places)
+    )
+
+
 def is_binding(x: UOp) -> bool:
     """A BIND gives a variable a value within its bounds."""
     variable, value = x.src
@@ -331,16 +342,22 @@ def is_binding(x: UOp) -> bool:
 def is_assignment(x: UOp) -> bool:
     """A STORE writes a value of one shape and dtype to a view of memory.
 
-    With a third source it writes each element to the place of a flat view that this one names,
-    one after the other; a place that is not in it gets nothing.
+    With more sources it writes each element to the place that these name along the first
+    dimensions of the view, one after the other; a place that is not in it gets nothing. Its arg
+    may be a reduction, that of what is there with what is written.
     """
     view, value, *places = x.src
     if x.dtype is not dtypes.void or view.dtype is not value.dtype:
         return False
-    shape = places[0].shape if places else view.shape
-    if value.shape not in ((), shape):
+    if x.arg is not None and not (places and x.arg in GroupOp.Reduce):
         return False
-    if places and not (dtypes.is_int(places[0].dtype) and len(view.shape) == 1):
+    if not all(dtypes.is_int(p.dtype) and p.shape == places[0].shape for p in places):
+        return False
+    if len(places) > len(view.shape):
+        return False
+    if value.shape not in ((), *[p.shape + view.shape[len(places) :] for p in places[:1]]) and (
+        places or value.shape != view.shape
+    ):
         return False
     while view.op in GroupOp.Movement or view.op is Ops.BITCAST:
         view = view.src[0]
@@ -398,8 +415,9 @@ spec_tensor = (
                 UPat(Ops.COPY, src=_operands(1), name="x"),
                 lambda x: type(x.arg) is str and keeps_dtype(x),
             ),
+            (UPat(Ops.INDEX, src=_operands(2), allow_any_len=True, name="x"), is_reading),
             (UPat(Ops.STORE, src=_operands(2), name="x"), is_assignment),
-            (UPat(Ops.STORE, src=_operands(3), name="x"), is_assignment),
+            (UPat(Ops.STORE, src=_operands(3), allow_any_len=True, name="x"), is_assignment),
             (UPat(Ops.AFTER, src=(UPat.var(),), allow_any_len=True, name="x"), is_version),
             (UPat(Ops.PARAM, src=(), name="x"), lambda x: type(x.arg) is ParamArg),
             (UPat(Ops.TUPLE), lambda: True),
@@ -431,7 +449,9 @@ def is_access(x: UOp) -> bool:
     rank = len(memory.shape)
     if len(at) == rank + 1 and at[-1].dtype is dtypes.bool:
         at = at[:-1]
-    return x.dtype is memory.dtype and len(at) == rank and all(i.dtype is dtypes.index for i in at)
+    if x.arg is not None or x.dtype is not memory.dtype or len(at) != rank:
+        return False
+    return all(i.dtype is dtypes.index for i in at)
 
 
 def is_kernel_reduce(x: UOp) -> bool:
@@ -450,8 +470,10 @@ def stores_own_dtype(x: UOp) -> bool:
 
 
 def is_kernel_store(x: UOp) -> bool:
-    """A STORE of a kernel; an "ordered" one writes to computed places."""
-    return stores_own_dtype(x) and x.arg in (None, "ordered")
+    """A STORE of a kernel; an "ordered" one writes to computed places in the order of loops."""
+    if not stores_own_dtype(x) or x.arg not in (None, "ordered"):
+        return False
+    return all(_is_loop(r) for r in x.src[2:]) and (x.arg == "ordered" or len(x.src) == 2)
 
 
 def is_stage(x: UOp) -> bool:
@@ -477,7 +499,10 @@ spec_kernel = (
         [
             (UPat(Ops.SINK, dtypes.void, name="x"), is_kernel),
             (UPat(Ops.PARAM, src=(), name="x"), lambda x: type(x.arg) is ParamArg),
-            (UPat(Ops.STORE, src=(UPat(Ops.INDEX), UPat.var()), name="x"), is_kernel_store),
+            (
+                UPat(Ops.STORE, src=(UPat(Ops.INDEX), UPat.var()), allow_any_len=True, name="x"),
+                is_kernel_store,
+            ),
             (UPat(Ops.STAGE, name="x"), is_stage),
             (UPat(tuple(GroupOp.All - {Ops.SINK, Ops.STORE}), name="x"), is_scalar),
             (UPat(Ops.RANGE, dtypes.index, _operands(1), name="x"), is_loop),
