@@ -17,6 +17,7 @@ from tiny.dtype import (
 )
 from tiny.helpers import WINO, ceildiv, make_tuple
 from tiny.mixin.einsum import EinsumMixin
+from tiny.mixin.movement import broadcast_shape
 from tiny.mixin.sizes import why_unequal
 
 Sizes = int | Sequence[int]
@@ -32,8 +33,23 @@ class ProcessingMixin(EinsumMixin):
     def dot(self, w: Self, dtype: DTypeLike | None = None) -> Self:
         """The product of matrices (..., m, k) @ (..., k, n), or of vectors.
 
-        Accumulates in `dtype`, by default as `sum` does; the result has the promoted dtype.
+        Leading dimensions broadcast; a side of one dimension is a vector. Accumulates in `dtype`, which
+        is then the result's, by default as `sum` does, with a result of the promoted dtype; of
+        bools: whether any product is true. ValueError if sizes do not fit.
+
+        >>> x = Tensor([[1, 2], [3, 4]])
+        >>> x.dot(x).tolist()
+        [[7, 10], [15, 22]]
+        >>> x.dot(Tensor([10, 1])).tolist()
+        [12, 34]
         """
+        result = strong_dtype(least_upper_dtype(self.dtype, w.dtype))
+        if dtype is not None:
+            return self._product(w, to_dtype(dtype))
+        return self._product(w, sum_acc_dtype(result)).cast(result)
+
+    def _product(self, w: Self, wide: DType) -> Self:
+        """`dot` in one dtype."""
         x = self
         if not x.ndim or not w.ndim:
             raise ValueError(
@@ -45,17 +61,20 @@ class ProcessingMixin(EinsumMixin):
                 f"matmul: inner sizes differ, got {x.shape} @ {w.shape}; transpose or reshape one"
                 f"{why_unequal((x.shape[-1], inner))}"
             )
-        result = strong_dtype(least_upper_dtype(x.dtype, w.dtype))
-        wide = sum_acc_dtype(result) if dtype is None else to_dtype(dtype)
+        if x.ndim > 2 and w.ndim > 2 and x.shape[:-2] != w.shape[:-2]:
+            broadcast_shape("matmul, of the leading dimensions", x.shape[:-2], w.shape[:-2])
         if w.ndim > 1:
             w = w.transpose(-1, -2)
             if x.ndim > 1:
                 x, w = x.unsqueeze(-2), w.unsqueeze(-3)
-        total = (x.cast(wide) * w.cast(wide)).sum(-1, dtype=wide)
-        return total.cast(result) if dtype is None else total
+        return (x.cast(wide) * w.cast(wide)).sum(-1, dtype=wide)
 
     def matmul(self, x: Self, reverse: bool = False, dtype: DTypeLike | None = None) -> Self:
-        """self @ x, or x @ self."""
+        """self @ x, or x @ self; see `dot`.
+
+        >>> Tensor([1.0, 2.0]).matmul(Tensor([[1.0, 2.0], [3.0, 4.0]]), reverse=True).tolist()
+        [5.0, 11.0]
+        """
         return x.dot(self, dtype) if reverse else self.dot(x, dtype)
 
     def __matmul__(self, x: Self) -> Self:
@@ -67,12 +86,51 @@ class ProcessingMixin(EinsumMixin):
     def linear(
         self, weight: Self, bias: Self | None = None, dtype: DTypeLike | None = None
     ) -> Self:
-        """x @ weight + bias; a weight of one dimension multiplies elements."""
+        """x @ weight + bias; a weight of one dimension multiplies elements.
+
+        x is (..., k), the weight (k, n) and the bias (n,). Narrow floats are rounded once, after
+        the bias. With `dtype` all are cast to it first.
+
+        >>> x, weight = Tensor([[1.0, 2.0]]), Tensor([[1.0, 10.0], [2.0, 20.0]])
+        >>> x.linear(weight, Tensor([0.5, 0.0])).tolist()
+        [[5.5, 50.0]]
+        """
         if dtype is not None:
             bias = None if bias is None else bias.cast(dtype)
             return self.cast(dtype).linear(weight.cast(dtype), bias)
-        x = self * weight if weight.ndim == 1 else self.dot(weight)
-        return x if bias is None else x + bias
+        if weight.ndim == 1 or bias is None:
+            x = self * weight if weight.ndim == 1 else self.dot(weight)
+            return x if bias is None else x + bias
+        result = strong_dtype(least_upper_dtype(self.dtype, weight.dtype, bias.dtype))
+        if not dtypes.is_float(result):
+            return self.dot(weight) + bias
+        wide = sum_acc_dtype(result)
+        return (self._product(weight, wide) + bias.cast(wide)).cast(result)
+
+    def image_dot(self, w: Self, dtype: DTypeLike | None = None) -> Self:
+        """`dot`: no device here keeps tensors as images, whose layout this would choose.
+
+        >>> Tensor([[1, 2]]).image_dot(Tensor([[3], [4]])).tolist()
+        [[11]]
+        """
+        return self.dot(w, dtype)
+
+    def image_conv2d(
+        self,
+        weight: Self,
+        bias: Self | None = None,
+        groups: int = 1,
+        stride: Sizes = 1,
+        dilation: Sizes = 1,
+        padding: Sizes = 0,
+        dtype: DTypeLike | None = None,
+    ) -> Self:
+        """`conv2d`: no device here keeps tensors as images, whose layout this would choose.
+
+        >>> Tensor.ones(1, 1, 2, 2).image_conv2d(Tensor.ones(1, 1, 2, 2)).item()
+        4.0
+        """
+        return self.conv2d(weight, bias, groups, stride, dilation, padding, dtype)
 
     def conv2d(
         self,
@@ -92,9 +150,11 @@ class ProcessingMixin(EinsumMixin):
         `dtype`, by default in that of `sum`. ValueError if shapes or groups do not fit, or if the
         window is larger than what it moves over.
 
-        With WINO=1, windows of 3 in each dimension that move by 1 are computed in tiles of 4 with a
-        quarter of the products: F(4x4, 3x3) of Lavin & Gray, CVPR 2016. Of float32 its errors are
-        up to 3e-6 of the sum of the products' magnitudes, direct ones up to 4e-7.
+        With WINO=1, windows of 3 in each dimension that move by 1 are computed in tiles of 4, in
+        two dimensions with a quarter of the products: F(4x4, 3x3) of Lavin & Gray, CVPR 2016.
+        Errors are then up to 32 units of rounding of the accumulation (4e-6 of float32), 64 in
+        three dimensions, times the largest sum of magnitudes of products; direct ones up to 16. It
+        takes memory for some times the elements, and is of use where channels are some tens.
 
         >>> Tensor([[[1.0, 2, 3, 4]]]).conv2d(Tensor([[[1.0, 0, -1]]])).tolist()
         [[[-2.0, -2.0]]]
