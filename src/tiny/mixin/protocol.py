@@ -49,6 +49,9 @@ class GraphValue:
         def where(self, x: Any, y: Any) -> Self:
             """x where this is true, y elsewhere; in ElementwiseMixin."""
 
+        def contiguous(self) -> Self:
+            """These values in memory; in Tensor."""
+
         def gather(self, dim: int, index: Self) -> Self:
             """The elements at places along a dimension; in IndexingMixin."""
 
@@ -56,9 +59,17 @@ class GraphValue:
         """This value, as the result of an operation: what is written here does not change it."""
         return self
 
+    def _apart(self, result: Self) -> Self:
+        """The result of a movement that gives a value of its own, where others give views."""
+        return result
+
     @property
     def ndim(self) -> int:
-        """How many dimensions there are."""
+        """How many dimensions there are.
+
+        >>> Tensor.zeros(2, 3).ndim
+        2
+        """
         return len(self.shape)
 
     def _resolve_dim(self, dim: int, extra: int = 0) -> int:

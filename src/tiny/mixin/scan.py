@@ -140,12 +140,18 @@ class ScanMixin(ReduceMixin):
         if size <= _SHORT:
             return self._fold_prefixes(start, fold)
         count, last = ceildiv(size, _BLOCK), self.ndim - 1
-        blocks = self._grown(count * _BLOCK - size).reshape(*rows, count, _BLOCK)
+        blocks = self._grown(count * _BLOCK - size)
+        if blocks.shape != self.shape:
+            # Each element is read _BLOCK times; only here is it asked whether it is there. And the
+            # result is stored before it is cut, so that its loops are over blocks.
+            blocks = blocks.contiguous()
+        blocks = blocks.reshape(*rows, count, _BLOCK)
         # the last block is followed by none
         ends = fold(blocks._cut(last, 0, count - 1))._scan_rows(start, fold, join)
         before = ends.pad([(0, 0)] * last + [(1, 0)], value=start).unsqueeze(-1)
         inside = blocks._fold_prefixes(start, fold)
-        return join(before, inside).reshape(*rows, count * _BLOCK)._cut(last, 0, size)
+        whole = join(before, inside).reshape(*rows, count * _BLOCK)
+        return whole if whole.shape == self.shape else whole.contiguous()._cut(last, 0, size)
 
     def _grown(self, count: int) -> Self:
         """With so many zeros at the end of the last dimension."""
@@ -168,7 +174,7 @@ class ScanMixin(ReduceMixin):
         if 0 in self.shape:
             return self._same(), self.ne(self).cast(dtypes.int32)
         x = x.detach()
-        top = x._running_max(axis)
+        top = x._running_max(axis).contiguous()
         # a record is larger than all before it; of NaNs, which nothing exceeds, the first is one
         before = [(0, 0)] * self.ndim
         before[axis] = (1, 0)

@@ -13,7 +13,7 @@ multiprocessors", Supercomputing 1991). Equal passes are one set of kernels.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 from tiny._core.ops import Ops
 from tiny.dtype import dtypes
@@ -43,11 +43,6 @@ class SortMixin(ProcessingMixin):
     """
 
     __slots__ = ()
-
-    if TYPE_CHECKING:
-
-        def contiguous(self) -> Self:
-            """These values in memory; in Tensor."""
 
     def sort(self, dim: int = -1, descending: bool = False) -> tuple[Self, Self]:
         """The elements in order along a dimension, and the places they are from (int32).
