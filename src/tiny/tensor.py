@@ -243,37 +243,6 @@ class Tensor(InterchangeMixin):
     def _reduce(self, op: Ops, axis: Any, keepdim: bool) -> Self:
         return self._apart(super()._reduce(op, axis, keepdim))
 
-    def pad(self, padding: Sequence[Any], mode: str = "constant", value: float = 0.0) -> Self:
-        """`value` put around: (before, after) for each dimension, None for none.
-
-        Flat numbers count pairs from the last dimension, as in PyTorch. A negative one cuts off.
-        """
-        return self._apart(super().pad(padding, mode, value))
-
-    def repeat(self, repeats: Any, *args: Any) -> Self:
-        """The whole put side by side so many times in each dimension; new ones come first."""
-        return self._apart(super().repeat(repeats, *args))
-
-    def repeat_interleave(self, repeats: Any, dim: int | None = None) -> Self:
-        """Each element so many times in a row."""
-        return self._apart(super().repeat_interleave(repeats, dim))
-
-    def roll(self, shifts: Any, dims: Any = None) -> Self:
-        """Shifted along dimensions, what leaves at one end coming in at the other."""
-        return self._apart(super().roll(shifts, dims))
-
-    def cat(self, *args: Self, dim: int = 0) -> Self:
-        """Joined along a dimension; the other sizes must agree. Dtypes are promoted."""
-        return self._apart(super().cat(*args, dim=dim))
-
-    def stack(self, *args: Self, dim: int = 0) -> Self:
-        """Joined along a new dimension; the shapes must agree."""
-        return self._apart(super().stack(*args, dim=dim))
-
-    def unfold(self, dim: int, size: int, step: int) -> Self:
-        """Windows of a size along a dimension, `step` apart; their elements form a last one."""
-        return self._apart(super().unfold(dim, size, step))
-
     # ------------------------------------------------------------ memory and devices
 
     def contiguous(self) -> Self:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Sequence
 from typing import Any, Self
 
@@ -9,7 +11,7 @@ from tiny._core import build
 from tiny._core.graph import Node
 from tiny._core.ops import Ops
 from tiny.dtype import least_upper_dtype, strong_dtype
-from tiny.helpers import all_int, argfix, ceildiv, make_tuple
+from tiny.helpers import all_int, argfix, ceildiv, make_tuple, prod
 from tiny.mixin.protocol import GraphValue, Shape
 from tiny.mixin.sizes import (
     difference,
@@ -47,6 +49,9 @@ def broadcast_shape(what: str, *shapes: Shape) -> Shape:
     return tuple(result)
 
 
+_PAD_MODES = ("constant", "reflect", "replicate", "circular")
+
+
 class MovementMixin(GraphValue):
     """Movement methods. The results are views where the class has any."""
 
@@ -58,6 +63,9 @@ class MovementMixin(GraphValue):
         """The same elements, in order, with another shape. One size may be -1: what is left.
 
         None keeps the size of that dimension. ValueError if the number of elements differs.
+
+        >>> Tensor([1, 2, 3, 4, 5, 6]).reshape(2, -1).tolist()
+        [[1, 2, 3], [4, 5, 6]]
         """
         asked = argfix(shape, *args)
         if (quick := self._quick(build.reshape, asked)) is not None:
@@ -86,7 +94,11 @@ class MovementMixin(GraphValue):
         return self if new == own else self._move(Ops.RESHAPE, *split_sizes(new))
 
     def permute(self, order: Any, *args: Any) -> Self:
-        """The dimensions in another order. ValueError if `order` names not each one once."""
+        """The dimensions in another order. ValueError if `order` names not each one once.
+
+        >>> Tensor.zeros(2, 3, 4).permute(2, 0, 1).shape
+        (4, 2, 3)
+        """
         asked = argfix(order, *args)
         if (quick := self._quick(build.permute, asked)) is not None:
             return quick
@@ -99,7 +111,13 @@ class MovementMixin(GraphValue):
         return self if axes == tuple(range(self.ndim)) else self._move(Ops.PERMUTE, axes)
 
     def expand(self, shape: Any, *args: Any) -> Self:
-        """Dimensions of size 1 repeated to another size; new ones come first. -1 or None keeps."""
+        """Dimensions of size 1 repeated to another size; new ones come first. -1 or None keeps.
+
+        ValueError if another size would change.
+
+        >>> Tensor([[1], [2]]).expand(-1, 3).tolist()
+        [[1, 1, 1], [2, 2, 2]]
+        """
         asked = argfix(shape, *args)
         if (quick := self._quick(build.expand, asked)) is not None:
             return quick
@@ -129,20 +147,32 @@ class MovementMixin(GraphValue):
         return x if x.shape == shape else x._move(Ops.EXPAND, *split_sizes(shape))
 
     def flip(self, axis: Any, *args: Any) -> Self:
-        """Reversed along dimensions."""
+        """Reversed along dimensions. ValueError if one is named twice.
+
+        >>> Tensor([[1, 2, 3], [4, 5, 6]]).flip(1).tolist()
+        [[3, 2, 1], [6, 5, 4]]
+        """
         axes = tuple(sorted(self._resolve_dim(a) for a in argfix(axis, *args)))
         if len(set(axes)) != len(axes):
             raise ValueError(f"flip: a dimension is named twice in {argfix(axis, *args)}")
         return self._move(Ops.FLIP, axes) if axes and self.ndim else self
 
     def shrink(self, arg: Sequence[tuple[Any, Any] | None]) -> Self:
-        """From begin to end in each dimension; None keeps one whole."""
+        """From begin to end in each dimension; None keeps one whole.
+
+        ValueError if a part is not inside.
+
+        >>> Tensor([[1, 2, 3], [4, 5, 6]]).shrink((None, (1, 3))).tolist()
+        [[2, 3], [5, 6]]
+        """
         if (quick := self._quick(build.shrink, arg)) is not None:
             return quick
-        if len(arg) != self.ndim:
+        if len(arg) != self.ndim or not all(
+            pair is None or (isinstance(pair, tuple | list) and len(pair) == 2) for pair in arg
+        ):
             raise ValueError(
-                f"shrink: one (begin, end) for each of the {self.ndim} dimensions of {self.shape} "
-                f"is needed, got {arg}"
+                f"shrink: one (begin, end) or None for each of the {self.ndim} dimensions of "
+                f"{self.shape} is needed, got {arg}"
             )
         pairs = [
             (0, s) if pair is None else (settled(pair[0]), settled(pair[1]))
@@ -163,31 +193,158 @@ class MovementMixin(GraphValue):
         static, symbolic = split_sizes([size for pair in pairs for size in pair])
         return self._move(Ops.SHRINK, tuple(zip(static[::2], static[1::2], strict=True)), symbolic)
 
+    def shrink_to(self, shape: Any, *args: Any) -> Self:
+        """The front of each dimension, up to these sizes; None keeps one whole.
+
+        ValueError if a size is larger than the dimension.
+
+        >>> Tensor([[1, 2, 3], [4, 5, 6]]).shrink_to(1, 2).tolist()
+        [[1, 2]]
+        """
+        sizes = self._sizes_to("shrink_to", argfix(shape, *args))
+        for new, size in zip(sizes, self.shape, strict=True):
+            if not is_at_most(0, new) or not is_at_most(new, size):
+                raise ValueError(
+                    f"shrink_to: {sizes} is not inside {self.shape}; use pad_to to make it larger"
+                    f"{_for_all_values(new, size)}"
+                )
+        return self._shrink([(0, new) for new in sizes])
+
     def pad(self, padding: Sequence[Any], mode: str = "constant", value: float = 0.0) -> Self:
-        """`value` put around: (before, after) for each dimension, None for none.
+        """Elements put around: (before, after) for each dimension, None for none.
 
         Flat numbers count pairs from the last dimension, as in PyTorch. A negative one cuts off.
+        What is put there is `value` (if this dtype can not hold it, the result is of one that
+        can), or with a mode of "reflect" the elements mirrored at the edge, which comes once,
+        with "replicate" those of the edge, with "circular" those of the other end. ValueError if
+        a dimension has too few elements for that, or for what is cut off.
+
+        >>> x = Tensor([[1, 2, 3], [4, 5, 6]])
+        >>> x.pad((1, 0), value=9).tolist()
+        [[9, 1, 2, 3], [9, 4, 5, 6]]
+        >>> x.pad(((0, 1), (-1, 0))).tolist()
+        [[2, 3], [5, 6], [0, 0]]
+        >>> Tensor([1, 2, 3]).pad((2, 1), mode="reflect").tolist()
+        [3, 2, 1, 2, 3, 2]
+        >>> Tensor([1, 2, 3]).pad((2, 1), mode="circular").tolist()
+        [2, 3, 1, 2, 3, 1]
         """
-        if mode != "constant":
-            raise ValueError(f'pad: mode is "constant", got {mode!r}')
-        if value == 0 and (quick := self._quick(build.pad, padding)) is not None:
-            return quick
+        if mode not in _PAD_MODES:
+            raise ValueError(f"pad: mode is one of {', '.join(_PAD_MODES)}; got {mode!r}")
+        is_zero = value == 0 and math.copysign(1, value) == 1
+        quick = self._quick(build.pad, padding) if mode == "constant" and is_zero else None
+        if quick is not None:
+            return self._apart(quick)
         pairs = self._pad_pairs(padding)
-        cut = tuple(
-            (-lo if least(lo) < 0 else 0, difference(s, -hi) if least(hi) < 0 else s)
-            if least(lo) < 0 or least(hi) < 0
-            else None
-            for (lo, hi), s in zip(pairs, self.shape, strict=True)
-        )
-        x = self.shrink(cut) if any(cut) else self
+        if mode == "reflect":
+            return self._apart(self._reflected(pairs)._cut_off("pad", pairs))
+        x = self._cut_off("pad", pairs)
         grown = [size if least(size) >= 0 else 0 for pair in pairs for size in pair]
         if not any(isinstance(size, Node) or size for size in grown):
-            return x
+            return self._apart(x)
+        if mode != "constant":
+            return self._apart(x._extended(mode, list(zip(grown[::2], grown[1::2], strict=True))))
         padded = x._pad(grown)
-        if value == 0:
-            return padded
+        if is_zero:
+            return self._apart(padded)
         inside = self._scalar(True)._broadcast_to(x.shape)._pad(grown)
-        return inside.where(padded, value).cast(self.dtype)
+        return inside.where(padded, value)
+
+    def pad_to(self, shape: Any, *args: Any, value: float = 0) -> Self:
+        """`value` put after the elements of each dimension, up to these sizes; None keeps one.
+
+        ValueError if a size is smaller than the dimension.
+
+        >>> Tensor([[1, 2, 3]]).pad_to(2, 4, value=7).tolist()
+        [[1, 2, 3, 7], [7, 7, 7, 7]]
+        """
+        sizes = self._sizes_to("pad_to", argfix(shape, *args))
+        for new, size in zip(sizes, self.shape, strict=True):
+            if not is_at_most(size, new):
+                raise ValueError(
+                    f"pad_to: {sizes} is smaller than {self.shape}; use shrink_to to cut off"
+                    f"{_for_all_values(new, size)}"
+                )
+        after = [(0, difference(n, s)) for n, s in zip(sizes, self.shape, strict=True)]
+        return self.pad(after, value=value) if after else self._same()
+
+    def _sizes_to(self, what: str, asked: tuple[Any, ...]) -> tuple[Any, ...]:
+        """A size for each dimension, of which some may be None."""
+        if len(asked) != self.ndim or not all(
+            s is None or isinstance(s, int | Node) for s in asked
+        ):
+            raise ValueError(
+                f"{what}: a size or None for each of the {self.ndim} dimensions of {self.shape} is "
+                f"needed, got {asked}"
+            )
+        return settled_all(
+            own if s is None else s for s, own in zip(asked, self.shape, strict=True)
+        )
+
+    def _cut_off(self, what: str, pairs: Sequence[tuple[Any, Any]]) -> Self:
+        """Without what negative numbers (before, after) take away."""
+        if not any(least(size) < 0 for pair in pairs for size in pair):
+            return self
+        cut = []
+        for (before, after), size in zip(pairs, self.shape, strict=True):
+            begin = -before if least(before) < 0 else 0
+            end = difference(size, -after) if least(after) < 0 else size
+            if not is_at_most(begin, end):
+                raise ValueError(
+                    f"{what}: ({before}, {after}) cuts off more than the {size} elements of a "
+                    f"dimension of {self.shape}{_for_all_values(begin, end)}"
+                )
+            cut.append((begin, end))
+        return self._shrink(cut)
+
+    def _reflected(self, pairs: Sequence[tuple[Any, Any]]) -> Self:
+        """Mirrored at the edges by so many elements, where they are positive."""
+        x = self
+        for d, (before, after) in enumerate(pairs):
+            size, parts = x.shape[d], [x]
+            if least(before) > 0 or least(after) > 0:
+                for more in (before, after):
+                    if not is_at_most(more + 1, size):
+                        raise ValueError(
+                            f"pad: reflecting {more} elements needs a dimension of {more + 1} or "
+                            f"more, dimension {d} of {self.shape} has {size}"
+                            f"{_for_all_values(more, size)}"
+                        )
+            if least(before) > 0:
+                parts.insert(0, x._cut(d, 1, before + 1).flip(d))
+            if least(after) > 0:
+                parts.append(x._cut(d, difference(size, after + 1), difference(size, 1)).flip(d))
+            x = parts[0].cat(*parts[1:], dim=d) if len(parts) > 1 else x
+        return x
+
+    def _extended(self, mode: str, pairs: Sequence[tuple[Any, Any]]) -> Self:
+        """Elements of the edge, or of the other end, put around."""
+        x = self
+        for d, (before, after) in enumerate(pairs):
+            size = x.shape[d]
+            if before == 0 and after == 0:
+                continue
+            if mode == "circular":
+                for more in (before, after):
+                    if not is_at_most(more, size):
+                        raise ValueError(
+                            f"pad: {more} elements are more than go once around dimension {d} of "
+                            f"{self.shape}, which has {size}{_for_all_values(more, size)}"
+                        )
+                thrice = x.repeat([3 if k == d else 1 for k in range(x.ndim)])
+                x = thrice._cut(d, difference(size, before), total((size, size, after)))
+                continue
+            if not is_at_most(1, size):
+                raise ValueError(
+                    f"pad: dimension {d} of {self.shape} has no elements whose edge to replicate"
+                )
+            edges = [(0, 1, before), (difference(size, 1), size, after)]
+            first, last = [
+                x._cut(d, begin, end).expand([more if k == d else -1 for k in range(x.ndim)])
+                for begin, end, more in edges
+            ]
+            x = first.cat(x, last, dim=d)
+        return x
 
     def _pad(self, sizes: Sequence[Any]) -> Self:
         """Zeros around: before and after each dimension, none negative."""
@@ -205,6 +362,11 @@ class MovementMixin(GraphValue):
         return pairs
 
     def _pairs(self, padding: Sequence[Any]) -> list[tuple[Any, Any]]:
+        if not isinstance(padding, tuple | list):
+            raise TypeError(
+                f"pad: (before, after) for each dimension, or flat numbers, are needed, got "
+                f"{padding!r}"
+            )
         if all(isinstance(p, int | Node) for p in padding):
             if len(padding) % 2 or len(padding) > 2 * self.ndim:
                 raise ValueError(
@@ -214,7 +376,9 @@ class MovementMixin(GraphValue):
             sizes = settled_all(padding)
             last_first = list(zip(sizes[::2], sizes[1::2], strict=True))
             return [(0, 0)] * (self.ndim - len(last_first)) + last_first[::-1]
-        if len(padding) != self.ndim:
+        if len(padding) != self.ndim or not all(
+            p is None or isinstance(p, tuple | list) for p in padding
+        ):
             raise ValueError(
                 f"pad: one (before, after) for each of the {self.ndim} dimensions of "
                 f"{self.shape} is needed, got {padding}"
@@ -227,11 +391,21 @@ class MovementMixin(GraphValue):
     # ------------------------------------------------------------ shapes
 
     def view(self, shape: Any, *args: Any) -> Self:
-        """Another name of reshape."""
+        """Another name of reshape.
+
+        >>> Tensor([[1, 2], [3, 4]]).view(-1).tolist()
+        [1, 2, 3, 4]
+        """
         return self.reshape(shape, *args)
 
     def flatten(self, start_dim: int = 0, end_dim: int = -1) -> Self:
-        """Several dimensions as one; a scalar gets shape (1,)."""
+        """Several dimensions as one; a scalar gets shape (1,).
+
+        ValueError if `start_dim` comes after `end_dim`.
+
+        >>> Tensor.zeros(2, 3, 4).flatten(1).shape
+        (2, 12)
+        """
         start, end = self._resolve_dim(start_dim), self._resolve_dim(end_dim)
         if start > end:
             raise ValueError(
@@ -241,10 +415,18 @@ class MovementMixin(GraphValue):
         return self.reshape(*shape[:start], product(shape[start : end + 1]), *shape[end + 1 :])
 
     def unflatten(self, dim: int, sizes: Sequence[Any]) -> Self:
-        """One dimension as several; one size may be -1."""
+        """One dimension as several; one size may be -1.
+
+        ValueError if the sizes do not make up that of the dimension.
+
+        >>> Tensor.zeros(2, 6).unflatten(-1, (3, -1)).shape
+        (2, 3, 2)
+        """
         dim, shape = self._resolve_dim(dim), self.shape
-        sizes = settled_all(sizes)
-        if -1 in sizes:
+        if not shape:
+            raise ValueError("unflatten: a scalar has no dimension; use reshape")
+        sizes = settled_all(make_tuple(sizes, 1))
+        if sum(1 for s in sizes if s == -1) == 1:
             left = _quotient(shape[dim : dim + 1], [s for s in sizes if s != -1])
             sizes = tuple([left if s == -1 and left is not None else s for s in sizes])
         if product(sizes) != shape[dim]:
@@ -255,7 +437,11 @@ class MovementMixin(GraphValue):
         return self.reshape(*shape[:dim], *sizes, *shape[dim + 1 :])
 
     def squeeze(self, dim: int | Sequence[int] | None = None) -> Self:
-        """Without the dimensions of size 1, or without those named, where their size is 1."""
+        """Without the dimensions of size 1, or without those named, where their size is 1.
+
+        >>> Tensor.zeros(1, 2, 1).squeeze().shape, Tensor.zeros(1, 2, 1).squeeze(0).shape
+        ((2,), (2, 1))
+        """
         dims = range(self.ndim) if dim is None else make_tuple(dim, 1)
         gone = {self._resolve_dim(d) for d in dims}
         return self.reshape(
@@ -267,12 +453,20 @@ class MovementMixin(GraphValue):
         )
 
     def unsqueeze(self, dim: int) -> Self:
-        """A new dimension of size 1, at that place of the result."""
+        """A new dimension of size 1, at that place of the result.
+
+        >>> Tensor.zeros(2, 3).unsqueeze(-1).shape
+        (2, 3, 1)
+        """
         dim = self._resolve_dim(dim, extra=1)
         return self.reshape(*self.shape[:dim], 1, *self.shape[dim:])
 
     def transpose(self, dim0: int = 1, dim1: int = 0) -> Self:
-        """Two dimensions exchanged."""
+        """Two dimensions exchanged.
+
+        >>> Tensor.zeros(2, 3, 4).transpose(0, -1).shape
+        (4, 3, 2)
+        """
         order = list(range(self.ndim))
         a, b = self._resolve_dim(dim0), self._resolve_dim(dim1)
         if order:
@@ -281,13 +475,90 @@ class MovementMixin(GraphValue):
 
     @property
     def T(self) -> Self:
-        """The first two dimensions exchanged."""
-        return self.transpose()
+        """The first two dimensions exchanged; with fewer than two, this itself.
+
+        >>> Tensor([[1, 2, 3], [4, 5, 6]]).T.tolist()
+        [[1, 4], [2, 5], [3, 6]]
+        """
+        return self.transpose() if self.ndim > 1 else self
+
+    def rearrange(self, formula: str, **sizes: int) -> Self:
+        """Dimensions named, put in another order, joined and taken apart, as by einops.
+
+        "before -> after": names of the dimensions, parentheses around those that are one, `...`
+        for any number, `1` or `()` for a size of 1. `sizes` are those of names that do not follow
+        from the shape. ValueError if the formula does not fit together or does not fit the shape.
+
+        >>> x = Tensor.arange(6).reshape(2, 3)
+        >>> x.rearrange("row column -> (column row)").tolist()
+        [0, 3, 1, 4, 2, 5]
+        >>> Tensor.zeros(2, 12, 5).rearrange("... (h w) c -> ... c h w", h=3).shape
+        (2, 5, 3, 4)
+        """
+        return _rearranged(self, formula, sizes)
+
+    def diag(self) -> Self:
+        """The square matrix with these elements on its diagonal and 0 elsewhere, of shape (n, n).
+
+        ValueError if this is not of shape (n,); `diagonal` is the way back.
+
+        >>> Tensor([1, 2]).diag().tolist()
+        [[1, 0], [0, 2]]
+        """
+        if self.ndim != 1:
+            raise ValueError(
+                f"diag: a matrix is made of shape (n,), got {self.shape}; diagonal reads one"
+            )
+        (size,) = self.shape
+        rows = self.unsqueeze(-1).pad(((0, 0), (0, size)))  # each one longer than the matrix's
+        return rows.flatten()._cut(0, 0, product((size, size))).reshape(size, size)
+
+    def diagonal(self, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Self:
+        """The elements whose places in two dimensions differ by `offset`, put last.
+
+        They are at (i, i + offset) of dim1 and dim2, which the result lacks. ValueError if these
+        are one dimension, IndexError if one is absent.
+
+        >>> x = Tensor([[1, 2, 3], [4, 5, 6]])
+        >>> x.diagonal().tolist(), x.diagonal(1).tolist(), x.diagonal(-1).tolist()
+        ([1, 5], [2, 6], [4])
+        """
+        a, b = self._resolve_dim(dim1), self._resolve_dim(dim2)
+        if a == b:
+            raise ValueError(f"diagonal: {dim1} and {dim2} are one dimension of {self.shape}")
+        if not isinstance(offset, int):
+            raise TypeError(f"diagonal: the offset is an int, got {offset!r}")
+        rows, columns = self.shape[a], self.shape[b]
+        if not all_int((rows, columns)):
+            raise ValueError(
+                f"diagonal: the sizes of {dim1} and {dim2} of {self.shape} must be known; shrink "
+                "what is symbolic"
+            )
+        down, right = max(-offset, 0), max(offset, 0)
+        size = max(min(rows - down, columns - right), 0)
+        down, right = min(down, rows - size), min(right, columns - size)
+        x = self._cut(a, down, down + size)._cut(b, right, right + size)
+        x = x.permute([*[k for k in range(self.ndim) if k not in (a, b)], a, b])
+        lead = x.shape[:-2]
+        # rows that are longer by one begin with the elements wanted
+        x = x.reshape(*lead, size * size)._pad([*[0] * (2 * len(lead)), 0, size])
+        return (
+            x.reshape(*lead, size, size + 1)
+            ._cut(len(lead), 0, size)
+            ._cut(len(lead) + 1, 0, 1)
+            .reshape(*lead, size)
+        )
 
     # ------------------------------------------------------------ repeating and cutting
 
     def repeat(self, repeats: Any, *args: Any) -> Self:
-        """The whole put side by side so many times in each dimension; new ones come first."""
+        """The whole put side by side so many times in each dimension; new ones come first.
+
+        ValueError if there are fewer counts than dimensions, or a negative one.
+
+        >>> Tensor([[1, 2]]).repeat(2, 2).tolist()
+        [[1, 2, 1, 2], [1, 2, 1, 2]]
+        """
         counts = argfix(repeats, *args)
         counts = settled_all(counts)
         if len(counts) < self.ndim or not all(
@@ -300,18 +571,41 @@ class MovementMixin(GraphValue):
         own = (1,) * (len(counts) - self.ndim) + self.shape
         x = self.reshape([size for s in own for size in (1, s)])
         x = x.expand([size for c, s in zip(counts, own, strict=True) for size in (c, s)])
-        return x.reshape([product(pair) for pair in zip(counts, own, strict=True)])
+        return self._apart(x.reshape([product(pair) for pair in zip(counts, own, strict=True)]))
 
-    def repeat_interleave(self, repeats: Any, dim: int | None = None) -> Self:
-        """Each element so many times in a row."""
+    def repeat_interleave(self, repeats: int, dim: int | None = None) -> Self:
+        """Each element so many times in a row, along a dimension or of all in order.
+
+        TypeError if `repeats` is no int, ValueError if it is negative.
+
+        >>> Tensor([[1, 2], [3, 4]]).repeat_interleave(2).tolist()
+        [1, 1, 2, 2, 3, 3, 4, 4]
+        >>> Tensor([[1, 2], [3, 4]]).repeat_interleave(2, dim=1).tolist()
+        [[1, 1, 2, 2], [3, 3, 4, 4]]
+        """
+        if not isinstance(repeats, int | Node):
+            raise TypeError(
+                f"repeat_interleave: repeats is one int for all elements, got "
+                f"{type(repeats).__name__}; for counts of their own index with their places"
+            )
+        if least(repeats) < 0:
+            raise ValueError(f"repeat_interleave: repeats is at least 0, got {repeats}")
         x, dim = (self.flatten(), 0) if dim is None else (self, self._resolve_dim(dim))
         shape = x.shape
         x = x.unsqueeze(dim + 1).expand(*shape[: dim + 1], repeats, *shape[dim + 1 :])
-        return x.flatten(dim, dim + 1)
+        return self._apart(x.flatten(dim, dim + 1))
 
     def split(self, sizes: int | Sequence[int], dim: int = 0) -> tuple[Self, ...]:
-        """Pieces along a dimension, of one size (the last may be smaller) or of these sizes."""
-        dim = self._resolve_dim(dim)
+        """Pieces along a dimension, of one size (the last may be smaller) or of these sizes.
+
+        ValueError if sizes do not sum to that of the dimension.
+
+        >>> [piece.tolist() for piece in Tensor([1, 2, 3, 4, 5]).split(2)]
+        [[1, 2], [3, 4], [5]]
+        >>> [piece.tolist() for piece in Tensor([1, 2, 3, 4, 5]).split([1, 4])]
+        [[1], [2, 3, 4, 5]]
+        """
+        dim = self._whole_dim("split", dim)
         whole = self.shape[dim]
         if isinstance(sizes, int):
             if sizes <= 0:
@@ -322,10 +616,10 @@ class MovementMixin(GraphValue):
                     "is not known; give the sizes of all pieces"
                 )
             sizes = [min(sizes, whole - at) for at in range(0, max(whole, 1), sizes)]
-        if total(sizes) != whole:
+        if total(sizes) != whole or not all(is_at_most(0, size) for size in sizes):
             raise ValueError(
                 f"split: the sizes {list(sizes)} sum to {total(sizes)}, dimension {dim} of "
-                f"{self.shape} has {whole}"
+                f"{self.shape} has {whole}; they must be at least 0 and sum to that"
             )
         pieces, at = [], 0
         for size in sizes:
@@ -335,8 +629,14 @@ class MovementMixin(GraphValue):
         return tuple(pieces)
 
     def chunk(self, chunks: int, dim: int = 0) -> list[Self]:
-        """At most so many pieces along a dimension, of one size but for the last."""
-        dim = self._resolve_dim(dim)
+        """At most so many pieces along a dimension, of one size but for the last.
+
+        ValueError if `chunks` is less than 1.
+
+        >>> [piece.tolist() for piece in Tensor([1, 2, 3, 4, 5]).chunk(3)]
+        [[1, 2], [3, 4], [5]]
+        """
+        dim = self._whole_dim("chunk", dim)
         if chunks <= 0:
             raise ValueError(f"chunk: a number of at least 1 is needed, got {chunks}")
         size = self.shape[dim]
@@ -348,20 +648,37 @@ class MovementMixin(GraphValue):
                     f"{self.shape} is not known; split it into pieces of given sizes"
                 )
             return list(self.split([each] * chunks, dim))
-        return list(self.split(max(ceildiv(size, chunks), 1), dim))
+        return list(self.split(ceildiv(size, chunks) if size else [0] * chunks, dim))
+
+    def _whole_dim(self, what: str, dim: int) -> int:
+        """A dimension counted from the front; ValueError if this is a scalar."""
+        dim = self._resolve_dim(dim)
+        if not self.shape:
+            raise ValueError(f"{what}: a scalar has no dimension to go along; reshape it to (1,)")
+        return dim
 
     def _cut(self, dim: int, begin: Any, end: Any) -> Self:
         """From begin to end along one dimension."""
         return self.shrink([(begin, end) if k == dim else None for k in range(self.ndim)])
 
     def roll(self, shifts: Any, dims: Any = None) -> Self:
-        """Shifted along dimensions, what leaves at one end coming in at the other."""
-        if dims is None:
-            return self.flatten().roll(shifts, 0).reshape(self.shape)
-        axes, x = make_tuple(dims, 1), self
-        by = make_tuple(shifts, 1)
+        """Shifted along dimensions, what leaves at one end coming in at the other.
+
+        Without `dims` all elements in order. A dimension named twice is shifted twice. ValueError
+        if there is not one shift for each dimension.
+
+        >>> Tensor([1, 2, 3, 4]).roll(1).tolist()
+        [4, 1, 2, 3]
+        >>> Tensor([[1, 2], [3, 4], [5, 6]]).roll((-1, 1), (0, 1)).tolist()
+        [[4, 3], [6, 5], [2, 1]]
+        """
+        by, axes, x = make_tuple(shifts, 1), make_tuple(0 if dims is None else dims, 1), self
         if len(by) != len(axes):
-            raise ValueError(f"roll: {len(by)} shifts for {len(axes)} dimensions: {shifts}, {dims}")
+            raise ValueError(
+                f"roll: one shift for each dimension is needed, got {shifts} for dimensions {dims}"
+            )
+        if dims is None:
+            return self._apart(self.flatten().roll(shifts, 0).reshape(self.shape))
         for shift, axis in zip(by, (self._resolve_dim(a) for a in axes), strict=True):
             size = x.shape[axis]
             if isinstance(size, Node):
@@ -378,13 +695,23 @@ class MovementMixin(GraphValue):
             if size != 0 and at != size:
                 twice = x.repeat([2 if k == axis else 1 for k in range(x.ndim)])
                 x = twice._cut(axis, at, at + size)
-        return x
+        return self._apart(x)
 
     # ------------------------------------------------------------ joining
 
     def cat(self, *args: Self, dim: int = 0) -> Self:
-        """Joined along a dimension; the other sizes must agree. Dtypes are promoted."""
-        values = [self, *args]
+        """Joined along a dimension; the other sizes must agree. Dtypes are promoted.
+
+        On the class, values may also come as one list. ValueError where sizes differ, TypeError
+        for anything that is no Tensor.
+
+        >>> Tensor([[1], [2]]).cat(Tensor([[3], [4]]), Tensor([[5], [6]]), dim=1).tolist()
+        [[1, 3, 5], [2, 4, 6]]
+        """
+        if isinstance(self, list | tuple):
+            first, *rest = _listed("cat", self, args)
+            return first.cat(*rest, dim=dim)
+        values = _all_of("cat", self, args)
         dim = self._resolve_dim(dim)
         if not self.shape:
             raise ValueError("cat: a scalar has no dimension to join along; use stack")
@@ -415,16 +742,62 @@ class MovementMixin(GraphValue):
                 result = front.where(padded, result)
             end = begin
         assert result is not None
-        return result
+        return self._apart(result)
 
     def stack(self, *args: Self, dim: int = 0) -> Self:
-        """Joined along a new dimension; the shapes must agree."""
-        for v in args:
+        """Joined along a new dimension; the shapes must agree.
+
+        On the class, values may also come as one list.
+
+        >>> Tensor([1, 2]).stack(Tensor([3, 4]), dim=1).tolist()
+        [[1, 3], [2, 4]]
+        >>> Tensor.stack([Tensor(1), Tensor(2)]).tolist()
+        [1, 2]
+        """
+        if isinstance(self, list | tuple):
+            first, *rest = _listed("stack", self, args)
+            return first.stack(*rest, dim=dim)
+        values = _all_of("stack", self, args)
+        for v in values:
             if v.shape != self.shape:
-                raise ValueError(f"stack: the shapes {self.shape} and {v.shape} differ")
+                raise ValueError(
+                    f"stack: the shapes {self.shape} and {v.shape} differ; expand or pad one"
+                )
         dim = self._resolve_dim(dim, extra=1)
-        values = [v.unsqueeze(dim) for v in (self, *args)]
+        values = [v.unsqueeze(dim) for v in values]
         return values[0].cat(*values[1:], dim=dim)
+
+    def meshgrid(self, *args: Self, indexing: str = "ij") -> tuple[Self, ...]:
+        """The coordinates of a grid whose axes are these vectors: a value of its shape for each.
+
+        With an indexing of "xy" the first two dimensions are exchanged, as in NumPy. A scalar is
+        a vector of one element. ValueError for matrices, and for another indexing.
+
+        >>> rows, columns = Tensor([1, 2]).meshgrid(Tensor([3, 4, 5]))
+        >>> rows.tolist(), columns.tolist()
+        ([[1, 1, 1], [2, 2, 2]], [[3, 4, 5], [3, 4, 5]])
+        """
+        if indexing not in ("ij", "xy"):
+            raise ValueError(f'meshgrid: indexing is "ij" or "xy", got {indexing!r}')
+        if isinstance(self, list | tuple):
+            first, *rest = _listed("meshgrid", self, args)
+            return first.meshgrid(*rest, indexing=indexing)
+        axes = _all_of("meshgrid", self, args)
+        for x in axes:
+            if x.ndim > 1:
+                raise ValueError(
+                    f"meshgrid: axes are vectors or scalars, got the shape {x.shape}; flatten it"
+                )
+        swapped = {0: 1, 1: 0} if indexing == "xy" and len(axes) > 1 else {}
+        at = [swapped.get(k, k) for k in range(len(axes))]
+        vectors = [x.reshape(-1) for x in axes]
+        shape = [vectors[k].shape[0] for k in at]
+        return tuple(
+            x.reshape([-1 if k == at[n] else 1 for k in range(len(axes))])._broadcast_to(
+                tuple(shape)
+            )
+            for n, x in enumerate(vectors)
+        )
 
     # ------------------------------------------------------------ windows
 
@@ -497,27 +870,184 @@ class MovementMixin(GraphValue):
         return x.permute([*range(axis), *range(axis + 2, x.ndim), axis, axis + 1])
 
     def unfold(self, dim: int, size: int, step: int) -> Self:
-        """Windows of a size along a dimension, `step` apart; their elements form a last one."""
-        dim = self._resolve_dim(dim)
+        """Windows of a size along a dimension, `step` apart; their elements form a last one.
+
+        ValueError if a window is larger than the dimension, or the step is less than 1.
+
+        >>> Tensor([1, 2, 3, 4, 5]).unfold(0, 3, 2).tolist()
+        [[1, 2, 3], [3, 4, 5]]
+        """
+        dim = self._whole_dim("unfold", dim)
+        whole = self.shape[dim]
+        if not all(isinstance(n, int) for n in (size, step)) or step < 1 or size < 0:
+            raise ValueError(
+                f"unfold: size and step are ints of at least 0 and 1, got {size} and {step}"
+            )
+        if not is_at_most(size, whole):
+            raise ValueError(
+                f"unfold: windows of {size} do not fit into dimension {dim} of {self.shape}; pad it"
+            )
+        if size == 0 and isinstance(whole, int):
+            shape = [*self.shape[:dim], whole // step + 1, *self.shape[dim + 1 :], 0]
+            return self._scalar(0, strong_dtype(self.dtype))._broadcast_to(tuple(shape))
         last = self.permute([*[k for k in range(self.ndim) if k != dim], dim])
         windows = last._pool((size,), step)
-        return windows.permute(
-            [*range(dim), windows.ndim - 2, *range(dim, windows.ndim - 2), windows.ndim - 1]
-        )
+        order = [*range(dim), windows.ndim - 2, *range(dim, windows.ndim - 2), windows.ndim - 1]
+        return self._apart(windows.permute(order))
 
     # ------------------------------------------------------------ sizes
 
     def numel(self) -> Any:
-        """How many elements there are."""
+        """How many elements there are; an expression where a size is symbolic.
+
+        >>> Tensor.zeros(2, 3).numel()
+        6
+        """
         return product(self.shape)
 
+    @property
+    def max_shape(self) -> tuple[int, ...]:
+        """The shape, with symbolic sizes at their largest.
+
+        >>> Tensor.zeros(4, 3)[:Variable("n", 1, 4).bind(2)].max_shape
+        (4, 3)
+        """
+        return tuple([most(size) for size in self.shape])
+
+    def max_numel(self) -> int:
+        """How many elements there are at most, with symbolic sizes at their largest.
+
+        >>> Tensor.zeros(4, 3)[:Variable("n", 1, 4).bind(2)].max_numel()
+        12
+        """
+        return prod(self.max_shape)
+
     def size(self, dim: int | None = None) -> Any:
-        """The shape, or the size of one dimension."""
+        """The shape, or the size of one dimension.
+
+        >>> Tensor.zeros(2, 3).size(), Tensor.zeros(2, 3).size(-1)
+        ((2, 3), 3)
+        """
         return self.shape if dim is None else self.shape[self._resolve_dim(dim)]
 
     def nbytes(self) -> Any:
-        """How many bytes the elements take."""
+        """How many bytes the elements take.
+
+        >>> Tensor.zeros(2, 3, dtype="half").nbytes()
+        12
+        """
         return self.numel() * strong_dtype(self.dtype).itemsize
+
+
+# ---------------------------------------------------------------- lists of values
+
+
+def _listed(what: str, values: Any, args: Sequence[Any]) -> Sequence[Any]:
+    """What was given as one list, in place of arguments."""
+    if args or not values:
+        raise ValueError(f"{what}: at least one value is needed, in one list or as arguments")
+    return tuple(values)
+
+
+def _all_of(what: str, first: Any, rest: Sequence[Any]) -> list[Any]:
+    for value in (first, *rest):
+        if not isinstance(value, MovementMixin):
+            raise TypeError(
+                f"{what}: got {type(value).__name__} among the values; write Tensor(…) around it"
+            )
+    return [first, *rest]
+
+
+# ---------------------------------------------------------------- formulas of rearrange
+
+_JOINED = "(...)"  # what `...` stands for, as parts of one dimension
+_TOKEN = re.compile(r"\s*(\.\.\.|[A-Za-z_]\w*|1(?!\w)|[()])")
+
+
+def _read_side(text: str, formula: str) -> list[list[str]]:
+    """The dimensions of one side, each the names that make it up; none is a size of 1."""
+    groups: list[list[str]] = []
+    inside, at = False, 0
+    text = text.rstrip()
+    while at < len(text):
+        found = _TOKEN.match(text, at)
+        if found is None:
+            raise ValueError(f"rearrange: {text[at:].split()[0]!r} is no name in {formula!r}")
+        token, at = found[1], found.end()
+        if token in "()":
+            if inside == (token == "("):
+                raise ValueError(f"rearrange: the parentheses of {formula!r} do not match")
+            inside = not inside
+            if inside:
+                groups.append([])
+        elif inside:
+            groups[-1] += {"1": [], "...": [_JOINED]}.get(token, [token])
+        else:
+            groups.append([] if token == "1" else [token])
+    if inside:
+        raise ValueError(f"rearrange: the parentheses of {formula!r} do not match")
+    return groups
+
+
+def _rearranged(x: Any, formula: str, sizes: dict[str, int]) -> Any:
+    sides = formula.split("->")
+    if len(sides) != 2:
+        raise ValueError(f'rearrange: one "->" is needed in {formula!r}')
+    left, right = [_read_side(side, formula) for side in sides]
+    names = [name for group in left for name in group]
+    wanted = [name for group in right for name in group]
+    if _JOINED in names:
+        raise ValueError(f"rearrange: on the left of {formula!r} `...` stands outside parentheses")
+    wanted = ["..." if name == _JOINED else name for name in wanted]
+    for name in (*names, *wanted):
+        if names.count(name) != 1 or wanted.count(name) != 1:
+            raise ValueError(f"rearrange: {name!r} must be once on each side of {formula!r}")
+    for name in sizes:
+        if name not in names or name == "...":
+            raise ValueError(f"rearrange: {name!r}, whose size is given, is not in {formula!r}")
+    if ["..."] in left:
+        k = left.index(["..."])
+        rest = [f"...{n}" for n in range(x.ndim - len(left) + 1)]
+        left[k : k + 1] = [[name] for name in rest]
+        right = _with_rest(right, rest)
+    if len(left) != x.ndim:
+        raise ValueError(f"rearrange: {formula!r} does not name the dimensions of {x.shape}")
+    known: dict[str, Any] = {}
+    for group, size in zip(left, x.shape, strict=True):
+        unknown = [name for name in group if name not in sizes]
+        if len(unknown) > 1:
+            raise ValueError(
+                f"rearrange: the sizes of {' and '.join(map(repr, unknown))} do not follow from "
+                f"{x.shape} in {formula!r}; give all but one"
+            )
+        given = [sizes[name] for name in group if name in sizes]
+        left_over = _quotient([size], given) if unknown else 1
+        if left_over is None or product((left_over, *given)) != size:
+            raise ValueError(
+                f"rearrange: a dimension of {size} of {x.shape} is not made up by "
+                f"{' '.join(group) or '1'!r} of sizes {given or 1} in {formula!r}"
+            )
+        known |= dict.fromkeys(unknown, left_over)
+    known |= sizes
+    order = [name for group in left for name in group]
+    wanted = [name for group in right for name in group]
+    apart = x.reshape([known[name] for name in order])
+    moved = apart.permute([order.index(name) for name in wanted])
+    return moved.reshape([product(known[name] for name in group) for group in right])
+
+
+def _with_rest(groups: list[list[str]], rest: list[str]) -> list[list[str]]:
+    """`...` replaced by names: dimensions of their own, or parts of the one it is in."""
+    result: list[list[str]] = []
+    for group in groups:
+        if group == ["..."]:
+            result += [[name] for name in rest]
+        else:
+            result.append([n for name in group for n in (rest if name == _JOINED else [name])])
+    return result
+
+
+# ---------------------------------------------------------------- sizes
 
 
 def _is_size(s: Any) -> bool:
