@@ -334,6 +334,17 @@ cdef tuple padded(object pads, tuple src_shape, tuple idx, Node valid):
 
 cdef tuple moved(int op, object arg, tuple src_shape, tuple out_shape, tuple idx, Node valid):
     """(source index, validity) of the element `idx` of a movement operation's result."""
+    try:
+        return moved_within(op, arg, src_shape, out_shape, idx, valid)
+    except OverflowError:
+        raise OverflowError(
+            f"from shape {src_shape} to {out_shape}: a position takes more than 62 bits, and "
+            "indices are computed in 64; use smaller sizes"
+        ) from None
+
+
+cdef tuple moved_within(int op, object arg, tuple src_shape, tuple out_shape, tuple idx,
+                        Node valid):
     cdef Py_ssize_t k, n = len(src_shape)
     cdef list result
     cdef Node x
