@@ -33,9 +33,9 @@ class ProcessingMixin(EinsumMixin):
     def dot(self, w: Self, dtype: DTypeLike | None = None) -> Self:
         """The product of matrices (..., m, k) @ (..., k, n), or of vectors.
 
-        Leading dimensions broadcast; a side of one dimension is a vector. Accumulates in `dtype`, which
-        is then the result's, by default as `sum` does, with a result of the promoted dtype; of
-        bools: whether any product is true. ValueError if sizes do not fit.
+        Leading dimensions broadcast; a side of one dimension is a vector. Accumulates in `dtype`,
+        which is then the result's, by default as `sum` does, with a result of the promoted dtype;
+        of bools: whether any product is true. ValueError if sizes do not fit.
 
         >>> x = Tensor([[1, 2], [3, 4]])
         >>> x.dot(x).tolist()
