@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 from tiny.dtype import DType, DTypeLike, dtypes, strong_dtype, to_dtype
@@ -20,7 +21,7 @@ from tiny.mixin.sizes import (
 from tiny.storage import View
 from tiny.uop.ops import Ops, UOp
 from tiny.uop.runtime import runtime
-from tiny.values import leaf, place_of
+from tiny.values import leaf, number, place_of
 
 ZERO = UOp.const(0, dtypes.int32)
 
@@ -45,10 +46,17 @@ class CreationMixin(View, CastsMixin):
 
     @classmethod
     def const(cls, b: Any, dtype: DTypeLike | None = None) -> Self:
-        """A constant of shape (). The arguments may also come as (dtype, value)."""
+        """A constant of shape (). The arguments may also come as (dtype, value).
+
+        Without a dtype it is weak: it takes that of what it is used with. TypeError if it is no
+        number.
+
+        >>> Tensor.const(2.5, "half").item(), Tensor.const(3).dtype.name
+        (2.5, 'weakint')
+        """
         if isinstance(b, DType | str):
             b, dtype = dtype, b
-        return cls(b, dtype=dtype)
+        return cls(number("const", b), dtype=dtype)
 
     @classmethod
     def empty(
@@ -58,12 +66,34 @@ class CreationMixin(View, CastsMixin):
         dtype: DTypeLike | None = None,
         requires_grad: bool | None = None,
     ) -> Self:
-        """Memory whose contents are not defined."""
+        """Memory whose contents are not defined.
+
+        ValueError if a size is no int of at least 0.
+
+        >>> Tensor.empty(2, 3, dtype="int8").shape
+        (2, 3)
+        """
         sizes = checked_sizes("empty", argfix(*shape))
         to = dtypes.default_float if dtype is None else strong_dtype(to_dtype(dtype))
         place = place_of(device)
         memory = runtime().empty(tuple([most(size) for size in sizes]), to, place)
         return cls(memory.front(sizes), requires_grad=requires_grad)
+
+    @classmethod
+    def invalids(
+        cls,
+        *shape: Any,
+        device: str | None = None,
+        dtype: DTypeLike | None = None,
+        requires_grad: bool | None = None,
+    ) -> Self:
+        """Values that stand for none: 0 where they are read. By default bool.
+
+        >>> Tensor.invalids(2, dtype="int32").tolist()
+        [0, 0]
+        """
+        to = dtypes.bool if dtype is None else to_dtype(dtype)
+        return cls.full(argfix(*shape), 0, device=device, dtype=to, requires_grad=requires_grad)
 
     @classmethod
     def full(
@@ -77,54 +107,112 @@ class CreationMixin(View, CastsMixin):
     ) -> Self:
         """Memory filled with one value; without `buffer` a constant that takes no memory.
 
-        The dtype is by default that of the value: default_int, default_float or bool.
+        The dtype is by default that of the value: default_int, default_float or bool. TypeError if
+        the value is no number, ValueError if the default dtype can not hold it.
+
+        >>> Tensor.full((2, 2), 7).tolist()
+        [[7, 7], [7, 7]]
         """
         sizes = checked_sizes("full", argfix(shape))
-        to = strong_dtype(dtypes.from_py(fill_value) if dtype is None else to_dtype(dtype))
+        value = number("full", fill_value)
+        to = _dtype_of(value) if dtype is None else strong_dtype(to_dtype(dtype))
+        if dtype is None and isinstance(value, int) and not to.min <= value <= to.max:
+            raise ValueError(f"full: {value} does not fit into {to}; pass dtype=int64")
+        place = place_of(device)
         if not buffer:
-            value = leaf(fill_value, to)
             static, symbolic = split_sizes(sizes)
-            wide = UOp(Ops.EXPAND, to, (value, *symbolic), static) if sizes else value
+            constant = (
+                cls._value(leaf(value, to), None)
+                if not isinstance(value, UOp)
+                else cls(value, dtype=to)
+            )
+            wide = constant.uop
+            if sizes:
+                wide = UOp(Ops.EXPAND, to, (wide, *symbolic), static)
             return cls(wide, requires_grad=requires_grad)
-        result = cls.empty(sizes, device=device, dtype=to, requires_grad=requires_grad)
-        result.assign(result._scalar(fill_value, to))
+        result = cls.empty(sizes, device=place, dtype=to, requires_grad=requires_grad)
+        result.assign(result._scalar(value, to))
         result._storage.is_written = False  # it was made: only who reads it computes it
         return result
 
     @classmethod
     def zeros(cls, *shape: Any, **kwargs: Any) -> Self:
-        """Zeros; see `full` for the keywords."""
+        """Zeros; see `full` for the keywords.
+
+        >>> Tensor.zeros(2, 3).tolist()
+        [[0.0, 0.0, 0.0], [0.0, 0.0, 0.0]]
+        """
         return cls.full(argfix(*shape), 0.0, **kwargs)
 
     @classmethod
     def ones(cls, *shape: Any, **kwargs: Any) -> Self:
-        """Ones; see `full` for the keywords."""
+        """Ones; see `full` for the keywords.
+
+        >>> Tensor.ones(3, dtype="int32").tolist()
+        [1, 1, 1]
+        """
         return cls.full(argfix(*shape), 1.0, **kwargs)
 
     def _like(self, kwargs: dict[str, Any]) -> dict[str, Any]:
         own = {"dtype": strong_dtype(self.dtype), "device": self.device}
         return own | {k: v for k, v in kwargs.items() if v is not None}
 
-    def empty_like(self, dtype: DTypeLike | None = None, device: str | None = None) -> Self:
-        """Memory of this shape, dtype and device."""
-        return self.empty(self.shape, **self._like({"dtype": dtype, "device": device}))
+    def empty_like(
+        self,
+        dtype: DTypeLike | None = None,
+        device: str | None = None,
+        requires_grad: bool | None = None,
+    ) -> Self:
+        """Memory of this shape, dtype and device.
 
-    def full_like(self, fill_value: Any, **kwargs: Any) -> Self:
-        """One value in this shape, dtype and device."""
-        return self.full(self.shape, fill_value, **self._like(kwargs))
+        >>> Tensor([1, 2]).empty_like().dtype.name
+        'int32'
+        """
+        kwargs = {"dtype": dtype, "device": device, "requires_grad": requires_grad}
+        return self.empty(self.shape, **self._like(kwargs))
+
+    def full_like(
+        self,
+        fill_value: Any,
+        dtype: DTypeLike | None = None,
+        device: str | None = None,
+        buffer: bool = True,
+        requires_grad: bool | None = None,
+    ) -> Self:
+        """One value in this shape, dtype and device.
+
+        >>> Tensor([1.5, 2]).full_like(3).tolist()
+        [3.0, 3.0]
+        """
+        kwargs = {"dtype": dtype, "device": device, "requires_grad": requires_grad}
+        return self.full(self.shape, fill_value, buffer=buffer, **self._like(kwargs))
 
     def zeros_like(self, **kwargs: Any) -> Self:
-        """Zeros in this shape, dtype and device."""
+        """Zeros in this shape, dtype and device; see `full_like` for the keywords.
+
+        >>> Tensor([1, 2]).zeros_like(dtype="float32").tolist()
+        [0.0, 0.0]
+        """
         return self.full_like(0, **kwargs)
 
     def ones_like(self, **kwargs: Any) -> Self:
-        """Ones in this shape, dtype and device."""
+        """Ones in this shape, dtype and device; see `full_like` for the keywords.
+
+        >>> Tensor([[3], [4]]).ones_like().tolist()
+        [[1], [1]]
+        """
         return self.full_like(1, **kwargs)
 
     def const_like(self, b: Any, dtype: DTypeLike | None = None) -> Self:
-        """A constant in this shape that takes no memory."""
+        """A constant in this shape that takes no memory.
+
+        >>> Tensor([1, 2]).const_like(7).tolist()
+        [7, 7]
+        """
         to = strong_dtype(self.dtype if dtype is None else to_dtype(dtype))
-        return self._scalar(b, to)._broadcast_to(self.shape)
+        return self._scalar(number("const_like", b), to)._broadcast_to(self.shape)
+
+    # ------------------------------------------------------------ numbers in a row
 
     @classmethod
     def arange(
@@ -135,24 +223,36 @@ class CreationMixin(View, CastsMixin):
         dtype: DTypeLike | None = None,
         **kwargs: Any,
     ) -> Self:
-        """From start (0 if only one number is given) to stop, without it, in steps."""
+        """From start (0 if only one number is given) to stop, without it, in steps.
+
+        Of ints they are of default_int, or of int64 where that is too small; of floats, computed
+        in float64, of default_float. TypeError if one is no number, ValueError for a step of 0, for
+        inf and NaN, and where the dtype can not hold the numbers.
+
+        >>> Tensor.arange(5).tolist(), Tensor.arange(5, 0, -2).tolist()
+        ([0, 1, 2, 3, 4], [5, 3, 1])
+        >>> Tensor.arange(0, 1, 0.25).tolist()
+        [0.0, 0.25, 0.5, 0.75]
+        """
         begin, end = (0, start) if stop is None else (start, stop)
-        if step == 0:
+        begin, end, step = [number("arange", v) for v in (begin, end, step)]
+        if not isinstance(step, UOp) and step == 0:
             raise ValueError("arange: step must not be 0")
-        whole = all(isinstance(v, int | UOp) for v in (begin, end, step))
         if any(isinstance(v, UOp) for v in (begin, end, step)):
             return cls._symbolic_arange(begin, end, step, dtype)._as_asked(kwargs)
-        to = dtypes.default_int if whole else dtypes.default_float
-        to = to if dtype is None else strong_dtype(to_dtype(dtype))
+        whole = all(isinstance(v, int) for v in (begin, end, step))
+        if not whole and not all(math.isfinite(v) for v in (begin, end, step)):
+            raise ValueError(f"arange: the numbers must be finite, got {begin}, {end} and {step}")
         count = max(0, ceildiv(end - begin, step) if whole else math.ceil((end - begin) / step))
-        ends = (begin, begin + (count - 1) * step) if count else (0,)
-        if dtypes.is_int(to) and not (to.min <= min(ends) and max(ends) <= to.max):
+        ends = (begin, begin + (count - 1) * step) if count else (0, 0)
+        to = _asked_or(dtype, dtypes.default_int if whole else dtypes.default_float, ends)
+        if not dtypes.is_float(to) and not (to.min <= min(ends) and max(ends) <= to.max):
             raise ValueError(f"arange: {begin} to {end} does not fit into {to}; pass a wider dtype")
         x = cls._value(ZERO, None)._places(count)
         if whole:
             x = x.cast(x.dtype if max(abs(begin), abs(end)) < 2**31 else dtypes.int64)
         else:
-            x = x.cast(_at_least_float32(to))
+            x = x.cast(dtypes.float64)
         x = x if step == 1 else x * step
         return (x + begin if begin else x).cast(to)._as_asked(kwargs)
 
@@ -171,8 +271,8 @@ class CreationMixin(View, CastsMixin):
                 f"arange: that {end} does not lie before {begin}, in steps of {step}, is not known "
                 "for all values of the Variables; give them narrower bounds"
             )
-        to = dtypes.default_int if dtype is None else strong_dtype(to_dtype(dtype))
         ends = [least(begin), most(begin), least(end), most(end)]
+        to = _asked_or(dtype, dtypes.default_int, ends)
         if dtypes.is_int(to) and not (to.min <= min(ends) and max(ends) <= to.max):
             raise ValueError(f"arange: {begin} to {end} does not fit into {to}; pass a wider dtype")
         x = cls._value(ZERO, None)._places(count)
@@ -202,29 +302,66 @@ class CreationMixin(View, CastsMixin):
     def linspace(
         cls, start: float, stop: float, steps: int, dtype: DTypeLike | None = None, **kwargs: Any
     ) -> Self:
-        """`steps` numbers from start to stop, both included, evenly apart."""
-        if steps < 0:
-            raise ValueError(f"linspace: steps must be at least 0, got {steps}")
-        to = dtypes.default_float if dtype is None else to_dtype(dtype)
-        places = cls.arange(steps, dtype=_at_least_float32(to))
-        step = (stop - start) / (steps - 1) if steps > 1 else 0.0
-        return (start + places * step).cast(to)._as_asked(kwargs)
+        """`steps` numbers from start to stop, both included, evenly apart.
+
+        They are computed in float64; as integers of integers exactly, rounded towards 0. ValueError
+        for a negative number of steps and as bool, TypeError if an argument is no number.
+
+        >>> Tensor.linspace(0, 1, 5).tolist()
+        [0.0, 0.25, 0.5, 0.75, 1.0]
+        >>> Tensor.linspace(10, 0, 4, dtype="int32").tolist()
+        [10, 6, 3, 0]
+        """
+        begin, end, count = [number("linspace", v) for v in (start, stop, steps)]
+        if not isinstance(count, int) or isinstance(count, bool) or count < 0:
+            raise ValueError(f"linspace: steps is an int of at least 0, got {steps!r}")
+        if isinstance(begin, UOp) or isinstance(end, UOp):
+            raise TypeError("linspace: start and stop are numbers, got an expression of Variables")
+        to = dtypes.default_float if dtype is None else strong_dtype(to_dtype(dtype))
+        if to is dtypes.bool:
+            raise ValueError("linspace: bool holds no numbers evenly apart; pass another dtype")
+        last = max(count - 1, 1)
+        exact = isinstance(begin, int) and isinstance(end, int) and dtypes.is_int(to)
+        if exact and max(abs(begin), abs(end)) * last < 2**62:
+            x = cls.arange(count, dtype=dtypes.int64) * (end - begin) + begin * last
+            return x.div(last, rounding_mode="trunc").cast(to)._as_asked(kwargs)
+        step = (end - begin) / last
+        places = cls.arange(count, dtype=dtypes.float64)
+        # from both ends, so that both are met and the numbers between are symmetric
+        low, high = begin + places * step, end - (last - places) * step
+        return (places * 2 < last).where(low, high).cast(to)._as_asked(kwargs)
 
     @classmethod
     def eye(
         cls, n: int, m: int | None = None, dtype: DTypeLike | None = None, **kwargs: Any
     ) -> Self:
-        """Ones on the diagonal of an (n, m) matrix, m being n by default."""
-        columns = n if m is None else m
-        if n < 0 or columns < 0:
-            raise ValueError(f"eye: sizes must be at least 0, got {n} and {columns}")
-        to = dtypes.default_float if dtype is None else to_dtype(dtype)
-        diagonal = cls.arange(n).unsqueeze(-1).eq(cls.arange(columns))
-        return diagonal.where(1, 0).cast(to)._as_asked(kwargs)
+        """Ones on the diagonal of an (n, m) matrix, m being n by default.
+
+        ValueError if a size is no int of at least 0.
+
+        >>> Tensor.eye(2, 3).tolist()
+        [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]]
+        """
+        rows, columns = checked_sizes("eye", (n, n if m is None else m))
+        to = dtypes.default_float if dtype is None else strong_dtype(to_dtype(dtype))
+        places = cls._value(ZERO, None)._places
+        diagonal = places(rows).unsqueeze(-1).eq(places(columns))
+        return diagonal.cast(to)._as_asked(kwargs)
 
 
-def _at_least_float32(dtype: DType) -> DType:
-    return dtype if dtypes.is_float(dtype) and dtype.itemsize > 4 else dtypes.float32
+def _dtype_of(value: Any) -> DType:
+    """The dtype that a number has in memory."""
+    if isinstance(value, UOp) and value.dtype is dtypes.index:
+        return dtypes.default_int
+    return strong_dtype(value.dtype if isinstance(value, UOp) else dtypes.from_py(value))
+
+
+def _asked_or(dtype: DTypeLike | None, default: DType, ends: Sequence[Any]) -> DType:
+    """The dtype asked for; else the default one, or int64 where that can not hold integers."""
+    if dtype is not None:
+        return strong_dtype(to_dtype(dtype))
+    fits = dtypes.is_float(default) or (default.min <= min(ends) and max(ends) <= default.max)
+    return default if fits else dtypes.int64
 
 
 def checked_sizes(what: str, shape: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -69,12 +69,45 @@ def from_data(data: Any, device: str | None, dtype: DType | None) -> UOp:
         _from_np_dtype(array.dtype)  # names a dtype that is not known
         uop = runtime().from_host(array, place)
         return uop if dtype is None or dtype is uop.dtype else uop.cast(dtype)
-    if not isinstance(data, list | tuple):
+    if not isinstance(data, list | tuple | range):
         raise TypeError(
             f"Tensor: a number, a list of numbers, a NumPy array or bytes are expected, got "
             f"{type(data).__name__}"
         )
+    _refuse_strangers(data)
     return runtime().from_host(_from_lists(data, dtype), place)
+
+
+def _refuse_strangers(data: Any) -> None:
+    """TypeError naming what is no number in nested lists."""
+    todo = [data]
+    while todo:
+        values = todo.pop()
+        kinds = set(map(type, values))
+        if any(issubclass(kind, list | tuple | range) for kind in kinds):
+            todo += [v for v in values if isinstance(v, list | tuple | range)]
+        for kind in kinds:
+            if issubclass(kind, _NUMBERS) or hasattr(kind, "__array_interface__"):
+                continue
+            found = next(v for v in values if type(v) is kind)
+            if hasattr(kind, "uop") or kind is UOp:
+                raise TypeError(
+                    "Tensor: the lists hold a Tensor, whose values are not known before it runs; "
+                    "join tensors with Tensor.stack or Tensor.cat"
+                )
+            raise TypeError(f"Tensor: the lists must hold numbers only, got {found!r} among them")
+
+
+_NUMBERS = (bool, int, float, list, tuple, range)
+
+
+def number(what: str, value: Any) -> Any:
+    """A number of Python, or an expression of Variables. TypeError for anything else."""
+    if isinstance(value, bool | int | float | UOp):
+        return value
+    if is_data(value) and value.shape == () and value.dtype.kind in "biufV":
+        return float(value) if value.dtype.kind in "fV" else value.item()
+    raise TypeError(f"{what}: a number is expected, got {type(value).__name__} {value!r}")
 
 
 def _from_lists(data: Any, dtype: DType | None) -> np.ndarray[Any, Any]:
@@ -92,12 +125,10 @@ def _from_lists(data: Any, dtype: DType | None) -> np.ndarray[Any, Any]:
         as_given = np.array(data, dtype=object)
         array = as_given if any(type(v) is int for v in as_given.flat) else array
     first = data
-    while isinstance(first, list | tuple) and first:
+    while isinstance(first, list | tuple | range) and first:
         first = first[0]
     if array.dtype.kind not in "biuf" and not (array.dtype == object and _all_numbers(array)):
-        if not is_data(first):
-            raise TypeError(f"Tensor: the lists must hold numbers only, got {first!r} among them")
-        _from_np_dtype(array.dtype)
+        _from_np_dtype(array.dtype)  # names a dtype that is not known
     if is_data(first):  # arrays of NumPy, or its scalars: their dtype says what is meant
         to = dtype or _from_np_dtype(array.dtype)
     else:
