@@ -28,6 +28,7 @@ FLOORS = (
         "randomness",
         "hashing",
         "interchange",
+        "writing",
         "tensor",
         "gradient",
         "function",

@@ -164,7 +164,7 @@ def test_a_value_is_cast_to_what_it_is_written_to(dtype, value, expected):
         ([True, False], 1.0, IndexError, r"\(2,\)"),
         ([0, 1], Tensor([1.0, 2.0, 3.0]), ValueError, r"\(3,\).*\(2,\)"),
         (Tensor([True, False]), 1.0, IndexError, r"\(2,\).*\(3,\)"),
-        (Tensor([True, False, True]), Tensor([1.0, 2.0]), ValueError, "mask"),
+        (Tensor([True, False, True]), Tensor([1.0, 2.0, 3.0]), ValueError, r"\(3,\).*\(2,\)"),
         (Tensor([0, 1]), Tensor([1.0, 2.0], device="PYTHON"), ValueError, "PYTHON.*CPU"),
     ],
 )
@@ -178,8 +178,16 @@ def test_mistakes_change_nothing(index, value, error, words):
 def test_reading_by_a_mask_of_known_values():
     x = Tensor(CUBE)
     np.testing.assert_array_equal(x[CUBE > 20].numpy(), CUBE[CUBE > 20])
-    with pytest.raises(IndexError, match="known"):
-        x[x > 20]
+
+
+def test_a_mask_that_is_a_tensor_is_counted():
+    x = Tensor(CUBE)
+    np.testing.assert_array_equal(x[x > 20].numpy(), CUBE[CUBE > 20])
+    expected, rows = CUBE.copy(), np.array([True, False, True])
+    np.testing.assert_array_equal(x[:, Tensor(rows), 1:].numpy(), CUBE[:, rows, 1:])
+    expected[CUBE > 20] = np.arange((CUBE > 20).sum())
+    x[x > 20] = Tensor(np.arange((CUBE > 20).sum()).astype(np.float32))
+    np.testing.assert_array_equal(x.numpy(), expected)
 
 
 def test_the_gradient_goes_to_the_last_of_those_that_are_written_to_one_place():

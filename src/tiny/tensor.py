@@ -11,7 +11,7 @@ from tiny._core.build import binary, select
 from tiny.dtype import DType, DTypeLike, dtypes, strong_dtype, to_dtype
 from tiny.gradient import Writer, compute_gradient
 from tiny.helpers import Context, prod
-from tiny.interchange import InterchangeMixin, opened_file
+from tiny.interchange import opened_file
 from tiny.mixin.sizes import product
 from tiny.shared import Cache
 from tiny.storage import (
@@ -29,6 +29,7 @@ from tiny.storage import (
 from tiny.uop.ops import Ops, UOp
 from tiny.uop.runtime import files, is_file, refuse_reading, runtime
 from tiny.values import constant, from_data, is_data, leaf, rounded
+from tiny.writing import WritingMixin
 
 if TYPE_CHECKING:
     import numpy as np
@@ -42,12 +43,7 @@ _KINDS = {"b": 0, "u": 1, "i": 2, "w": 2, "f": 3, "8": 3}  # of dtypes: what hol
 _counted: Cache[int, UOp] = Cache("tensor.counted", 64)
 
 
-def _is_whole(index: Any) -> bool:
-    """Whether an index is the slice of everything."""
-    return isinstance(index, slice) and index == slice(None)
-
-
-class Tensor(InterchangeMixin):
+class Tensor(WritingMixin):
     """A multi-dimensional array of one dtype, computed when its values are asked for.
 
     `data` is a number, a (nested) list of numbers, a NumPy array (copied), bytes (uint8, or the
@@ -321,93 +317,6 @@ class Tensor(InterchangeMixin):
                 self._assign(value.uop, value.device)
         return self
 
-    def _value_to_write(self, x: Any, shape: tuple[Any, ...] | None = None) -> Tensor:
-        """A value as one of this dtype and of a shape, by default this one."""
-        shape, value = self.shape if shape is None else shape, self._as_value(x)
-        if value.dtype is not self.dtype:
-            raise TypeError(
-                f"assign: {value.dtype} can not be written to {self.dtype}; cast it first"
-            )
-        own = shape[len(shape) - value.ndim :]
-        if value.ndim > len(shape) or any(
-            s not in (1, o) for s, o in zip(value.shape, own, strict=True)
-        ):
-            raise ValueError(f"assign: {value.shape} does not broadcast to {shape}")
-        here, theirs = self.device, value.device
-        apart = here is not None and theirs is not None and here != theirs
-        if apart and not is_file(here):
-            raise ValueError(f"assign: the value is on {theirs}, this tensor on {here}; move one")
-        return value if value.shape == shape else value._broadcast_to(shape)
-
-    def _as_value(self, x: Any) -> Tensor:
-        """A tensor as it is; numbers, lists and arrays as this dtype."""
-        if self.dtype in dtypes.weaks:
-            raise TypeError("assign: a Python number has no memory to write to; use full")
-        if isinstance(x, Tensor):
-            value = x
-        elif isinstance(x, bool | int | float):
-            value = self._scalar(x, self.dtype)
-        else:
-            device = None if is_file(self.device) else self.device
-            value = Tensor(x, device=device, dtype=self.dtype)
-        return value.cast(self.dtype) if value.dtype in dtypes.weaks else value
-
-    @in_turn
-    def __setitem__(self, indices: Any, v: Any) -> None:
-        """Write a part, named as in reading, also by a mask of truth values of the first sizes.
-
-        The value is cast to this dtype, and broadcast to the part. Where a place is named twice
-        the last value stays. A place that is out of range is not written, if it is known only
-        when it runs; a number or a list that is out of range is an IndexError.
-        """
-        if isinstance(v, Tensor) and v.dtype is not self.dtype:
-            v = v.cast(self.dtype)
-        mask = self._mask_in(indices)
-        if mask is not None:
-            self._write_where(mask, v)
-            return
-        part, picked = self._named_part(indices)
-        if not picked:
-            if not (isinstance(v, Tensor) and v._storage is self._storage and v.uop is part.uop):
-                part.assign(v)
-            return
-        moved, places, order = part._named_places(picked)
-        target = part.permute(moved)
-        shape = places[0].shape + target.shape[len(places) :]
-        value = part._value_to_write(v, tuple([shape[k] for k in order]))
-        if 0 not in shape:
-            value = value.permute(sorted(range(len(order)), key=order.__getitem__))
-            target._write(value.uop, [p.uop for p in places])
-
-    def _mask_in(self, indices: Any) -> Tensor | None:
-        """The tensor of truth values that an index is, perhaps with all of what follows."""
-        given = list(indices) if isinstance(indices, tuple) else [indices]
-        masks = [x for x in given if isinstance(x, Tensor) and x.dtype is dtypes.bool]
-        if not masks:
-            return None
-        rest = [x for x in given[1:] if x is not Ellipsis and not _is_whole(x)]
-        if given[0] is not masks[0] or rest or masks[0].shape != self.shape[: masks[0].ndim]:
-            raise IndexError(
-                f"a mask of shape {masks[0].shape} that is a tensor names elements of shape "
-                f"{self.shape} only as the first and only index, of their first sizes; "
-                "use where, or give it as a list or an array"
-            )
-        return masks[0]
-
-    def _write_where(self, mask: Tensor, v: Any) -> None:
-        """Write one value, or one for each element of what follows the mask, where it is true."""
-        value = self._as_value(v)
-        rest = self.shape[mask.ndim :]
-        if value.ndim == len(rest) + 1 and value.shape[0] == 1:
-            value = value.reshape(value.shape[1:])
-        if value.ndim > len(rest):
-            raise ValueError(
-                f"a value of shape {value.shape} for the places of a mask: how many there are is "
-                "known only when it runs; give one value for all, or the mask as an array"
-            )
-        wide = mask.reshape(mask.shape + (1,) * len(rest))
-        self.assign(wide.where(value, self))
-
     def __delitem__(self, indices: Any) -> None:
         raise TypeError("elements of a Tensor can not be deleted; cut with a slice")
 
@@ -534,19 +443,6 @@ class Tensor(InterchangeMixin):
             return result
 
         return [total(t) for t in targets]
-
-    def _written_at(
-        self, base: UOp, value: UOp, places: Sequence[UOp], reduction: Ops | None
-    ) -> UOp:
-        """`base` in memory of its own, after a value was written to places of it."""
-        memory = self.empty(base.shape, dtype=base.dtype, device=self.device)
-        memory._write(base)
-        memory._write(value, places, reduction)
-        return memory.uop
-
-    def _numbered(self, shape: tuple[Any, ...]) -> UOp:
-        """The numbers of the elements of a shape."""
-        return self.arange(product(shape), dtype=dtypes.int64).reshape(shape).uop
 
     def _placed(self, places: Tensor, shape: tuple[int, ...]) -> Self:
         """Memory of a shape with each element at its place in the flat whole.

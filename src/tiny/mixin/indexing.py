@@ -99,7 +99,12 @@ class IndexingMixin(ScanMixin):
                 layout.append(None)
                 continue
             axis = len(cuts)
-            arrays = index.along(self.shape, axis) if isinstance(index, _Known) else [index]
+            if isinstance(index, _Known):
+                arrays = index.along(self.shape, axis)
+            elif self._is_mask(index):
+                arrays = self._along_mask(index, axis)
+            else:
+                arrays = [index]
             for array in arrays:
                 values = self._index_value(array)
                 axis = len(cuts)
@@ -115,15 +120,40 @@ class IndexingMixin(ScanMixin):
         x = self._take(cuts)
         return x.reshape(tuple(1 if axis is None else x.shape[axis] for axis in layout)), picked
 
+    def _is_mask(self, index: Any) -> bool:
+        """Whether an index is a value of truth values."""
+        return isinstance(index, type(self)) and index.dtype is dtypes.bool
+
+    def _along_mask(self, mask: Self, axis: int) -> list[Self]:
+        """The places along the dimensions from `axis` on at which a mask is true."""
+        sizes = tuple(self.shape[axis : axis + mask.ndim])
+        if not mask.ndim or mask.shape != sizes:
+            raise IndexError(
+                f"a mask of shape {mask.shape} for dimensions of sizes {sizes}, of shape "
+                f"{tuple(self.shape)}; they must be equal"
+            )
+        return mask._mask_places()
+
+    def _mask_places(self) -> list[Self]:
+        """Where this mask is true, by dimension. IndexError: a node of a graph can not count."""
+        raise IndexError(
+            "an index that is a mask picks a number of elements that is not known before it runs; "
+            "use where"
+        )
+
     def _without_ellipsis(self, given: list[Any]) -> list[Any]:
         """One index for each dimension, and the Nones."""
         places = [k for k, index in enumerate(given) if index is Ellipsis]
         if len(places) > 1:
             raise IndexError("an index can hold one Ellipsis (...), got more")
-        named = sum(
-            index.rank if isinstance(index, _Known) else index is not None and index is not Ellipsis
-            for index in given
-        )
+        named = 0
+        for index in given:
+            if isinstance(index, _Known):
+                named += index.rank
+            elif self._is_mask(index):
+                named += index.ndim
+            elif index is not None and index is not Ellipsis:
+                named += 1
         if named > self.ndim:
             raise IndexError(
                 f"{named} indices for a value of {self.ndim} dimensions, of shape {self.shape}"
@@ -202,10 +232,7 @@ class IndexingMixin(ScanMixin):
         """
         for _, values in picked:
             if not dtypes.is_int(values.dtype):
-                raise IndexError(
-                    f"an index must be of integers, got {values.dtype}; a mask picks a number of "
-                    "elements that is not known before it runs: use where"
-                )
+                raise IndexError(f"an index must be of integers, got {values.dtype}; cast it")
         dims = [place for place, _ in picked]
         shape = broadcast_shape("index", *[values.shape for _, values in picked])
         left, new = self.ndim - len(dims), len(shape)
@@ -217,7 +244,15 @@ class IndexingMixin(ScanMixin):
     # ------------------------------------------------------------ indexing by values
 
     def one_hot(self, num_classes: int) -> Self:
-        """1 at the place each integer names, 0 elsewhere: (...) -> (..., num_classes), int32."""
+        """1 at the place each integer names, 0 elsewhere: (...) -> (..., num_classes), int32.
+
+        A row of an integer that names none is all 0.
+
+        >>> Tensor([0, 2]).one_hot(3).tolist()
+        [[1, 0, 0], [0, 0, 1]]
+        """
+        if num_classes < 0:
+            raise ValueError(f"one_hot: there are at least 0 classes, got {num_classes}")
         return self._is_place(num_classes).where(1, 0).cast(dtypes.default_int)
 
     def _is_place(self, count: int) -> Self:
@@ -229,21 +264,39 @@ class IndexingMixin(ScanMixin):
     def gather(self, dim: int, index: Self) -> Self:
         """out[i][j] = self[index[i][j]][j] for dim 0, and alike for others.
 
-        The index may be smaller than this outside `dim`. A place that is not there gives 0.
+        `index` is of integers, and may be smaller than this outside `dim`. A place that is not
+        there, a negative one too, gives 0.
+
+        >>> Tensor([[1, 2], [3, 4]]).gather(1, Tensor([[1, 1], [0, 5]])).tolist()
+        [[2, 2], [3, 0]]
         """
+        if not self.ndim and not index.ndim:
+            self._resolve_dim(dim)
+            return self.reshape(1).gather(0, index.reshape(1)).reshape(())
+        return self._at(self._places_along("gather", dim, index))
+
+    def _places_along(self, what: str, dim: int, index: Self) -> list[Self]:
+        """The places that an index names along `dim`, and those of its own along the others."""
         dim = self._resolve_dim(dim)
+        if not dtypes.is_int(index.dtype):
+            raise TypeError(f"{what}: the index is of integers, got {index.dtype}; cast it")
         if index.ndim != self.ndim or any(
             not is_at_most(i, s)
             for k, (i, s) in enumerate(zip(index.shape, self.shape, strict=True))
             if k != dim
         ):
             raise ValueError(
-                f"gather: the index {index.shape} must have the dimensions of {self.shape}, "
+                f"{what}: the index {index.shape} must have the dimensions of {self.shape}, "
                 f"and be no larger outside dimension {dim}"
             )
-        x = self.shrink([None if k == dim else (0, s) for k, s in enumerate(index.shape)])
-        x = x.unsqueeze(-1).transpose(-1, dim)  # the dimension goes last, size 1 in its place
-        return x._select(index._is_place(self.shape[dim]), 1)
+        places = []
+        for k, size in enumerate(index.shape):
+            own = index
+            if k != dim:
+                own = index._scalar(0, dtypes.int32)._places(size)
+                own = own.reshape((size,) + (1,) * (index.ndim - k - 1))
+            places.append(own._broadcast_to(index.shape))
+        return places
 
     def _select(self, chosen: Self, count: int) -> Self:
         """This where it is chosen, of the last `count` dimensions; 0 where nothing is.
@@ -273,8 +326,11 @@ class IndexingMixin(ScanMixin):
 
 def _from_the_end(values: Any, size: Any) -> Any:
     """Places, of which a negative one is counted from the end."""
+    values = values._strong()
     if dtypes.is_unsigned(values.dtype):
         return values
+    if values.dtype.itemsize < 8:  # it must hold the size
+        values = values.cast(dtypes.int32 if most(size) < 2**31 else dtypes.int64)
     return (values < 0).where(values + values._scalar(size, values.dtype), values)
 
 
