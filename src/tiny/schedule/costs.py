@@ -41,7 +41,8 @@ WORK = {
 LARGEST_SET = 96
 # A value expanded this often or more costs its users what loading it would.
 EXPANDED = 8
-# A reduction over this much work an element or less, loading nothing, is a closed form.
+# A reduction over this much work an element or less, loading nothing and holding no other
+# reduction, is a closed form.
 CLOSED_FORM_WORK = 16
 # A reduction of so few elements is no contraction, whatever it reads.
 HANDFUL = 16
@@ -116,7 +117,7 @@ def estimate_costs(g: TensorGraph, stored: frozenset[int]) -> Costs:
                 foot[i] *= count
                 if count > HANDFUL and operands and _is_contraction(g, i, operands[sources[0]]):
                     contracts[i] = is_contraction[i] = True
-                if b == 0 and w <= CLOSED_FORM_WORK:
+                if b == 0 and w <= CLOSED_FORM_WORK and depth[i] == 1:
                     foot[i] = count = 1
                 entry_work[i], entry_nbytes[i] = w, b = count * (w + 1), count * b
                 cells = frozenset((i,))
