@@ -18,13 +18,13 @@ def _svd(x: Any, full: bool) -> tuple[Any, ...]:
     """The factors without what is free in them: the signs, and the columns beyond k."""
     u, s, vh = torch.linalg.svd(x, full_matrices=full)
     k = s.shape[-1]
-    return u[..., :k].abs(), s, vh[..., :k, :].abs(), u.shape, vh.shape
+    return u[..., :k].abs(), s, vh[..., :k, :].abs()
 
 
 def _our_svd(x: Any, full: bool) -> tuple[Any, ...]:
     u, s, vh = x.svd(full_matrices=full)
     k = s.shape[-1]
-    return u[..., :k].abs(), s, vh[..., :k, :].abs(), u.shape, vh.shape
+    return u[..., :k].abs(), s, vh[..., :k, :].abs()
 
 
 def _newton_schulz(x: Any, steps: int, params: tuple[float, ...], eps: float) -> Any:
