@@ -117,7 +117,8 @@ BAD_TENSORS = {
     "store of another dtype": store(X, X.cast(I32)),
     "store of another shape": store(X, move(Ops.PERMUTE, (1, 0))),
     "after a value": UOp(Ops.AFTER, F32, (X, X)),
-    "member": UOp(Ops.GETTUPLE, F32, (UOp(Ops.CALL, F32, (X,)),), -1),
+    "member": UOp(Ops.GETTUPLE, F32, (UOp(Ops.FUNCTION, F32, (X,)),), -1),
+    "call": UOp(Ops.CALL, src=(X,)),
     "kernel node": UOp(Ops.RANGE, INDEX, (const(4),), RangeArg(0, AxisType.LOOP)),
     "random": UOp(Ops.THREEFRY, I32, (const(1, I32), const(2, I32))),
 }  # fmt: skip

@@ -45,9 +45,16 @@ def compute_gradient(
     if root_grad.shape != root.shape:
         root_grad = _expand(root_grad, root.shape)
     gradients = {root: root_grad}
+    # of what has a rule of its own: its outputs by number, and their gradients
+    calls: dict[UOp, dict[int, tuple[UOp, UOp]]] = {}
     # nodes whose gradient may be zero since a value was not selected: see `_where_nonzero`
     selected: set[UOp] = set()
+    parts: Iterable[tuple[UOp, UOp | None]]
     for node in path:  # every user of a node comes before it
+        if node in calls:
+            parts = zip(node.src, _called_back(node, calls.pop(node)), strict=False)
+            selected.update(_add_all(gradients, on_path, parts))
+            continue
         gradient = gradients.get(node)
         if gradient is None:
             continue
@@ -56,23 +63,59 @@ def compute_gradient(
         elif not _passes_gradient(node) or on_path.isdisjoint(node.src):
             continue
         picked = node in selected
+        call = _call_of(node)
+        if call is not None:
+            if call[0] in on_path:
+                calls.setdefault(call[0], {})[call[1]] = node, gradient
+            continue
         if node.op is Ops.AFTER:
-            parts: Iterable[tuple[UOp, UOp | None]] = _after(node, gradient, writer, on_path)
+            parts = _after(node, gradient, writer, on_path)
         elif node.op is Ops.INDEX:
             parts = [(node.src[0], _index(node, gradient, _needed(writer)))]
         else:
             parts = _parts(node, gradient, picked)
-        picked = picked or _selects(node)
-        for source, part in parts:
-            if part is None or source not in on_path:
-                continue
-            if source.shape == () and part.shape != ():
-                part = _reshape(_sum(part, range(len(part.shape))), ())
-            before = gradients.get(source)
-            gradients[source] = part if before is None else before.alu(Ops.ADD, part)
-            if picked:
-                selected.add(source)
+        reached = _add_all(gradients, on_path, parts)
+        if picked or _selects(node):
+            selected.update(reached)
     return {t: gradients[t] for t in reversed(path) if t in targets and t in gradients}
+
+
+def _add_all(
+    gradients: dict[UOp, UOp], on_path: set[UOp], parts: Iterable[tuple[UOp, UOp | None]]
+) -> list[UOp]:
+    """Add to the gradients of nodes that lead to a target; these nodes."""
+    reached = []
+    for source, part in parts:
+        if part is None or source not in on_path:
+            continue
+        if source.shape == () and part.shape != ():
+            part = _reshape(_sum(part, range(len(part.shape))), ())
+        before = gradients.get(source)
+        gradients[source] = part if before is None else before.alu(Ops.ADD, part)
+        reached.append(source)
+    return reached
+
+
+def _call_of(node: UOp) -> tuple[UOp, int] | None:
+    """What has a gradient of its own and made this value, and which of its outputs that is."""
+    if node.op is Ops.NOOP:
+        return node.src[1], node.arg
+    if node.op is Ops.AFTER and node.src[1].op is Ops.CALL:
+        call = node.src[1]
+        return call, call.src.index(node.src[0])
+    return None
+
+
+def _called_back(call: UOp, found: dict[int, tuple[UOp, UOp]]) -> Gradients:
+    """The gradients of all sources of a CALL, or of a TUPLE with a rule, from those of outputs."""
+    rule = call.arg if call.op is Ops.TUPLE else call.arg.gradient
+    if rule is None:
+        raise RuntimeError(
+            f"no gradient is known for kernel {call.arg.kernel.arg.name}; give custom_kernel a "
+            "grad_fxn, or detach() what goes into it"
+        )
+    result: Gradients = rule(call, found)
+    return result
 
 
 def _selects(node: UOp) -> bool:
@@ -87,7 +130,7 @@ _SELECTING = frozenset({Ops.WHERE, Ops.MAX, Ops.SHRINK, Ops.AFTER, Ops.INDEX})
 
 def _passes_gradient(node: UOp) -> bool:
     """As `path_to` has it."""
-    if node.op is Ops.STORE:
+    if node.op in (Ops.STORE, Ops.CALL, Ops.TUPLE):
         return True
     return dtypes.is_float(node.dtype) and node.op not in (Ops.DETACH, Ops.BITCAST, Ops.TRUNC)
 

@@ -432,37 +432,20 @@ class View(Member):
         it replaces what is there, or is combined with it by a `reduction`. What is out of range
         goes nowhere.
         """
-        storage, old = self._storage, self._storage.node
+        storage = self._storage
         if files.seen and is_file(storage.device):
             raise ValueError(
                 f"assign: {storage.device} is a file, in which places that are computed can not be "
                 "written; write slices, or the whole"
             )
-        buffer, watching = memory_below(old), recorder()
-        if buffer is None or not storage.owner:
-            self._writable(old, value)  # what can not be written is refused before anything changes
-            old = give_memory(storage)
-            buffer = memory_below(old)
-            assert buffer is not None
-            if watching is not None and storage.maker is not watching.token:
-                with watching.paused():  # a replay finds it in memory, as its next version
-                    realize_storages([storage])
-                old = storage.node
+        if memory_below(storage.node) is None or not storage.owner:
+            self._writable(storage.node, value)  # what can not be written: before anything changes
+        old, buffer = memory_to_write(storage)
         target, value = self._writable(old, value)
         written: tuple[UOp, ...] = (target, value)
         if places:
             written = (target, *_apart_from(buffer, value, places))
-        store = UOp(Ops.STORE, dtypes.void, written, reduction)
-        # Others that read this memory hold the version of now, not what follows. They get a copy
-        # of it, which is taken before the write below is carried out.
-        for reader in list(readers_of.get(buffer, ())):
-            if reader is not storage and memory_below(reader.node) is buffer:
-                put_off(reader, UOp(Ops.CONTIGUOUS, reader.node.dtype, (reader.node,)))
-        if watching is not None:
-            watching.wrote(storage)
-        storage.is_written = True
-        put_off(storage, _version(old, store))
-        readers_of.pop(buffer, None)
+        write_next(storage, old, buffer, UOp(Ops.STORE, dtypes.void, written, reduction))
 
     def _writable(self, old: UOp, value: UOp) -> tuple[UOp, UOp]:
         """The view to write through, as movement only, and the value as the memory's dtype."""
@@ -488,6 +471,39 @@ class View(Member):
         if value.dtype is not old.dtype:
             value = UOp(Ops.BITCAST, old.dtype, (value,))
         return target, value
+
+
+def memory_to_write(storage: Storage) -> tuple[UOp, UOp]:
+    """The node of a storage in memory that it owns, which it is given if it has none; the BUFFER.
+
+    The caller has the turn, as for what follows.
+    """
+    old, watching = storage.node, recorder()
+    buffer = memory_below(old)
+    if buffer is None or not storage.owner:
+        old = give_memory(storage)
+        if watching is not None and storage.maker is not watching.token:
+            with watching.paused():  # a replay finds it in memory, as its next version
+                realize_storages([storage])
+            old = storage.node
+        buffer = memory_below(old)
+        assert buffer is not None
+    return old, buffer
+
+
+def write_next(storage: Storage, old: UOp, buffer: UOp, effect: UOp) -> None:
+    """Make what an effect leaves in a storage's memory, `old` before, its next version."""
+    watching = recorder()
+    # Others that read this memory hold the version of now, not what follows. They get a copy
+    # of it, which is taken before the write below is carried out.
+    for reader in list(readers_of.get(buffer, ())):
+        if reader is not storage and memory_below(reader.node) is buffer:
+            put_off(reader, UOp(Ops.CONTIGUOUS, reader.node.dtype, (reader.node,)))
+    if watching is not None:
+        watching.wrote(storage)
+    storage.is_written = True
+    put_off(storage, _version(old, effect))
+    readers_of.pop(buffer, None)
 
 
 def _reads_padding(chain: Sequence[UOp], shape: tuple[int, ...]) -> bool:

@@ -387,8 +387,8 @@ cdef Node _pairs(int op, Node x, object given):
 
 cdef inline bint passes_gradient(Node node) noexcept:
     cdef char kind = node.dtype.c_kind
-    if node.c_op == OP_STORE:  # its value's gradient is found by the AFTER above it
-        return True
+    if node.c_op == OP_STORE or node.c_op == OP_CALL or node.c_op == OP_TUPLE:
+        return True  # the gradient of what goes into them is found by what is above
     if node.c_op == OP_DETACH or node.c_op == OP_BITCAST or node.c_op == OP_TRUNC:
         return False  # a truncated number is constant but for jumps
     return kind == c"f" or kind == c"8" or (kind == c"w" and not node.dtype.c_integral)

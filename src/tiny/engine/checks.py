@@ -26,6 +26,7 @@ from tiny.uop.bounds import AccessError, check_accesses
 from tiny.uop.ops import Ops, UOp
 from tiny.uop.spec import spec_tensor, verify
 from tiny.uop.structure import check_kernel
+from tiny.uop.written import reads_of, written_slots
 
 __all__ = ["check_call", "check_content", "result_views"]
 
@@ -154,7 +155,7 @@ class _Steps:
             check_kernel(step.kernel)
         except Exception as error:  # a SpecError, or whatever a graph from outside makes of it
             raise ExportError(f"kernel {name} is none: {error}") from error
-        written = [s.src[0].src[0].arg.slot for s in step.kernel.src]
+        written = written_slots(step.kernel)
         cells = dict(step.cells)
         _refuse(len(cells) == len(step.cells), f"kernel {name} has two buffers of one number")
         most = Device[step.device].target.max_buffers
@@ -172,12 +173,9 @@ class _Steps:
                 f"{node.dtype}, and it is {cell.shape} {cell.dtype} on {cell.device}",
             )
         _refuse(all(slot in cells for slot in written), f"kernel {name} writes to no memory")
-        stored = {node.src[0] for node in step.kernel.src}
-        for node in order:
-            if node.op is Ops.INDEX and node.src[0].op is Ops.PARAM and node not in stored:
-                slot = node.src[0].arg.slot
-                if slot in cells:
-                    self._read(cells[slot], f"kernel {name}")
+        for slot in sorted({node.src[0].arg.slot for node in reads_of(step.kernel)}):
+            if slot in cells:
+                self._read(cells[slot], f"kernel {name}")
         changed = {cells[slot] for slot in written}
         try:
             check_accesses(step.kernel, {slot for slot, k in cells.items() if k in changed})

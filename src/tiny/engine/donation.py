@@ -14,6 +14,7 @@ from tiny.schedule import Slot
 from tiny.uop.ops import Ops, UOp
 from tiny.uop.spec import SpecError
 from tiny.uop.structure import check_kernel
+from tiny.uop.written import is_by_hand
 
 __all__ = ["reuse_memory"]
 
@@ -98,6 +99,8 @@ def _in_place(step: Step, param: int, output: int) -> Step | None:
 
 def _joined(kernel: UOp, number: int, target: int) -> UOp | None:
     """A kernel with two of its buffers one; None if it reads another element than it writes."""
+    if is_by_hand(kernel):
+        return None
     params = {n.arg.slot: n for n in kernel.postorder() if n.op is Ops.PARAM}
     if params[number].shape != params[target].shape:
         return None

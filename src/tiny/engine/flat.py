@@ -21,6 +21,7 @@ from tiny.uop.ops import (
     AxisType,
     GroupOp,
     KernelInfo,
+    LocalArg,
     Ops,
     ParamArg,
     RangeArg,
@@ -75,6 +76,10 @@ _AT_LEAST: dict[Ops, int] = {Ops.REDUCE: 2, Ops.STAGE: 2, Ops.INDEX: 1, Ops.SINK
 _WITH_ARGS = frozenset(
     {Ops.CONST, Ops.DEFINE_VAR, Ops.PARAM, Ops.RANGE, Ops.REDUCE, Ops.STAGE, Ops.SINK}
 )
+# of kernels that run as they are written by hand
+_EXACTLY[Ops.DEFINE_LOCAL] = 0
+_AT_LEAST.update({Ops.END: 2, Ops.AFTER: 2, Ops.GROUP: 1})
+_WITH_ARGS |= {Ops.DEFINE_LOCAL}
 _DTYPES = {**DTYPES_DICT, dtypes.void.name: dtypes.void, dtypes.index.name: dtypes.index}
 
 
@@ -167,6 +172,8 @@ def _plain_arg(node: UOp) -> Any:
         return [arg.name, arg.vmin, arg.vmax] if isinstance(arg.vmin, int) else [arg.name]
     if node.op is Ops.PARAM:
         return [arg.slot, list(arg.shape)]
+    if node.op is Ops.DEFINE_LOCAL:
+        return [arg.offset, list(arg.shape)]
     if node.op is Ops.RANGE:
         return [arg.axis, arg.kind.name]
     if node.op is Ops.REDUCE:
@@ -266,6 +273,8 @@ def _arg(op: Ops, dtype: DType, plain: Any) -> Any:
         return VarArg(name, low, high)
     if op is Ops.PARAM and len(parts) == 2:
         return ParamArg(integer(parts[0], 0, 1 << 16, "the number of a buffer"), shape_of(parts[1]))
+    if op is Ops.DEFINE_LOCAL and len(parts) == 2:
+        return LocalArg(integer(parts[0], 0, 1 << 31, "an offset"), shape_of(parts[1]))
     if op is Ops.RANGE and len(parts) == 2 and parts[1] in ("LOOP", "REDUCE"):
         return RangeArg(integer(parts[0], 0, 1 << 20, "the number of a loop"), AxisType[parts[1]])
     if op is Ops.STAGE and len(parts) == 2 and type(parts[0]) is bool:

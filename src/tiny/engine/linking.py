@@ -14,6 +14,7 @@ from tiny.helpers import Context
 from tiny.schedule import ScheduleItem
 from tiny.uop.ops import KernelInfo
 from tiny.uop.target import Target
+from tiny.uop.written import written_slots
 
 __all__ = ["linked", "stored_steps", "target_record"]
 
@@ -101,7 +102,7 @@ def _linked_kernel(step: StoredKernel, device: Compiled, with_opts: bool) -> Ste
     for name in compiled.variables:
         if name not in values:
             raise ExportError(f"kernel {info.name} has no value for {name}")
-    written = [s.src[0].src[0].arg.slot for s in step.kernel.src]
+    written = written_slots(step.kernel)
     return Step(
         compiled.call,
         tuple([cells[slot] for slot in compiled.slots]),

@@ -16,6 +16,7 @@ from tiny.dtype import DType
 from tiny.engine.signature import is_dataclass
 from tiny.schedule import Slot
 from tiny.uop.ops import Ops, UOp
+from tiny.uop.written import written_slots
 
 __all__ = [
     "Argument",
@@ -244,7 +245,7 @@ def written_cells(call: StoredCall) -> set[int]:
             found.add(step.to)
         else:
             cells = dict(step.cells)
-            found |= {cells[store.src[0].src[0].arg.slot] for store in step.kernel.src}
+            found |= {cells[slot] for slot in written_slots(step.kernel)}
     return found
 
 

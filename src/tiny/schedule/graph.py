@@ -22,17 +22,19 @@ REDUCE = 6
 EFFECT = 7  # a STORE
 TRANSFER = 8  # a COPY between devices
 PICK = 9  # an INDEX: elements at computed places
+CALL = 10  # a kernel written by hand: it reads and writes memory
 VALUES = (COMPUTE, REDUCE, PICK)  # what is computed, where it is wanted or once
 
 _IDENTITIES = (Ops.CONTIGUOUS, Ops.COPY)
-_VANISHING = (Ops.DETACH, Ops.CONTIGUOUS_BACKWARD)
+_VANISHING = (Ops.DETACH, Ops.CONTIGUOUS_BACKWARD, Ops.NOOP)
 
 
 def canonicalise(sink: UOp, buffers: Sequence[UOp]) -> UOp:
     """The graph without what tells equal computations apart.
 
     BUFFERs are renumbered by their place in `buffers` and lose their memory, UNIQUE marks and the
-    values of Variables go, and so do DETACH and CONTIGUOUS_BACKWARD, which mean nothing here.
+    values of Variables go, and so do DETACH, CONTIGUOUS_BACKWARD and NOOP, which say how gradients
+    pass and mean nothing here.
     """
     # negative, so that none is the number of a user's buffer
     number = {b: -1 - k for k, b in enumerate(buffers)}
@@ -137,7 +139,11 @@ def read_graph(sink: UOp, default_device: str) -> TensorGraph:
             if moved is None or moved == node.arg:
                 kind = VIEW  # of nothing that lives anywhere: computed where it is wanted
         many = kind in (COMPUTE, EFFECT, VERSION, IGNORED, PICK)
-        src = tuple([position[s] for s in (node.src if many else node.src[:1])])
+        if kind == CALL:
+            operands = node.src[: node.arg.buffers]
+        else:
+            operands = node.src if many else node.src[:1]
+        src = tuple([position[s] for s in operands])
         shape = node._shape
         if shape is None:
             shape = stored_shape(node) if kind == EFFECT else ()
@@ -196,6 +202,10 @@ def _mark_stored(g: TensorGraph) -> None:
                 g.stored[g.src[i][0]] = f"copied to {node.arg}"
         elif node.op is Ops.COPY:
             g.stored[i] = f"computed on {node.arg}"
+        elif g.kind[i] == CALL:
+            for s in g.src[i]:
+                if argument_memory(g, s) is None:
+                    g.stored[s] = f"argument of {node.arg.kernel.arg.name}"
 
 
 def whole_memory(g: TensorGraph, i: int) -> int | None:
@@ -204,6 +214,13 @@ def whole_memory(g: TensorGraph, i: int) -> int | None:
         i = g.src[i][0]
     in_memory = g.kind[g.under.get(i, i)] == MEMORY or i in g.stored
     return i if in_memory else None
+
+
+def argument_memory(g: TensorGraph, i: int) -> int | None:
+    """As `whole_memory`, also through a CONTIGUOUS of what is stored."""
+    while g.kind[i] == VIEW and i not in g.stored and g.is_identity(i):
+        i = g.src[i][0]
+    return whole_memory(g, i)
 
 
 def _find_output(g: TensorGraph, i: int) -> Output:
@@ -247,4 +264,6 @@ _KINDS = {
     Ops.STORE: EFFECT,
     Ops.GROUP: IGNORED,
     Ops.UNIQUE: IGNORED,
+    Ops.TUPLE: IGNORED,
+    Ops.CALL: CALL,
 }

@@ -76,10 +76,11 @@ class _Joiner:
     def run(self) -> tuple[list[Step], list[list[int]]]:
         """Join in one pass over the steps, then put small kernels together."""
         for k, step in enumerate(self.steps):
-            if step.kernel.op is Ops.SINK and step.kernel.src[0].arg != "ordered":
-                self._place(Part(k, step))
-            else:
+            alone = step.by_hand or step.kernel.op is not Ops.SINK
+            if alone or step.kernel.src[0].arg == "ordered":
                 self._place_alone(k, step)
+            else:
+                self._place(Part(k, step))
         return self._finish(self._batches())
 
     # ------------------------------------------------------------ one body
@@ -100,7 +101,7 @@ class _Joiner:
         before = self._levels_before(k)
         level = self.singles[k] = 1 + max(before.values(), default=-1)
         self._note_before(before, level, None)
-        for memory in step.memory[1:]:
+        for memory in step.memory[step.outputs :]:
             self.readers.setdefault(memory, {})[k] = None
 
     @staticmethod

@@ -12,6 +12,7 @@ from tiny._core.symbolic import simplify
 from tiny.dtype import DType, dtypes
 from tiny.helpers import STRICT_REDUCE
 from tiny.schedule.graph import (
+    CALL,
     COMPUTE,
     EFFECT,
     MEMORY,
@@ -81,6 +82,7 @@ class Versions:
     def __init__(self, g: TensorGraph) -> None:
         self.writers: dict[int, list[int]] = {}  # by BUFFER cell: its STORE cells, in order
         self.made_by: dict[int, Memory] = {}  # by STORE cell: what it writes
+        self.written_by: dict[int, list[Memory]] = {}  # by CALL cell: what its kernel writes
         self._seen: dict[int, tuple[Memory, tuple[int, ...]]] = {}  # by AFTER cell
         for i, kind in enumerate(g.kind):
             if kind == EFFECT:
@@ -89,11 +91,21 @@ class Versions:
                 if g.numel[i]:  # else nothing is written
                     stores.append(i)
                 self.made_by[i] = (buffer, len(stores))
+            elif kind == CALL:
+                made = self.written_by[i] = []
+                for s in g.src[i][: g.nodes[i].arg.outputs]:
+                    *_, buffer = g.chain_to_memory(s)
+                    stores = self.writers.setdefault(buffer, [])
+                    stores.append(i)
+                    made.append((buffer, len(stores)))
             elif kind == VERSION:
                 x, *stores = g.src[i]
                 buffer, version = self._below(g, x)
                 others = []
                 for s in _flattened(g, stores):
+                    if s in self.written_by:  # an AFTER of a CALL is of memory that it writes
+                        version = max([version, *[n for b, n in self.written_by[s] if b == buffer]])
+                        continue
                     written, new = self.made_by[s]
                     if written == buffer:
                         version = max(version, new)
@@ -118,7 +130,7 @@ def _flattened(g: TensorGraph, effects: Sequence[int]) -> list[int]:
     found, left = [], list(effects)[::-1]
     while left:
         i = left.pop()
-        if g.kind[i] == EFFECT:
+        if g.kind[i] in (EFFECT, CALL):
             found.append(i)
         else:
             left += g.src[i][::-1]

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from tiny.dtype import DType, dtypes
-from tiny.schedule.graph import TRANSFER, TensorGraph, whole_memory
+from tiny.schedule.graph import CALL, TRANSFER, TensorGraph, argument_memory, whole_memory
 from tiny.schedule.kernels import Access, Draft, Memory, Versions, any_of, overlaps
 from tiny.schedule.nests import Index
 from tiny.uop.ops import AxisType, KernelInfo, Ops, ParamArg, RangeArg, UOp
@@ -38,6 +38,7 @@ class Step:
     accesses: list[Access] = field(default_factory=list)
     outputs: int = 1
     joined: list[tuple[str, Memory | None]] = field(default_factory=list)
+    by_hand: bool = False  # a kernel that a user wrote: it stays as it is
 
     @property
     def written(self) -> Memory:
@@ -62,6 +63,8 @@ def order_steps(g: TensorGraph, drafts: Iterable[Draft], versions: Versions) -> 
     for i, kind in enumerate(g.kind):
         if kind == TRANSFER and g.numel[i]:
             steps.append((i, _transfer(g, i, versions)))
+        elif kind == CALL:
+            steps.append((i, _call(g, i, versions)))
     steps.sort(key=lambda pair: pair[0])
     return _Order(g, [s for _, s in steps], versions).run()
 
@@ -81,6 +84,23 @@ def _transfer(g: TensorGraph, i: int, versions: Versions) -> Step:
     everything = tuple([any_of(size) for size in shape])
     reads = Access(memory, everything, after)
     return Step(kernel, [(i, 0), memory], g.device[i], g.stored[i], (), [reads])
+
+
+def _call(g: TensorGraph, i: int, versions: Versions) -> Step:
+    """A kernel written by hand, with the memory of its PARAMs. It may write all that it can."""
+    arg = g.nodes[i].arg
+    memory, accesses = list(versions.written_by[i]), []
+    for s in g.src[i][arg.outputs :]:
+        source = argument_memory(g, s)
+        assert source is not None
+        read, after = versions.read(source)
+        memory.append(read)
+        everything = tuple([any_of(size) for size in g.shape[read[0]]])
+        accesses.append(Access(read, everything, after))
+    device = g.device[g.src[i][0]]
+    return Step(
+        arg.kernel, memory, device, "written by hand", (), accesses, arg.outputs, by_hand=True
+    )
 
 
 def copy_kernel(dtype: DType, shape: tuple[int, ...]) -> UOp:
@@ -115,7 +135,7 @@ class _Order:
         # by writer: the steps that read what it overwrites, and as what they know that
         self.readers: list[list[tuple[int, Memory]]] = [[] for _ in range(n)]
         self.copies: dict[int, int] = {}
-        self.producer = {s.written: k for k, s in enumerate(steps)}
+        self.producer = {m: k for k, s in enumerate(steps) for m in s.memory[: s.outputs]}
         for k, step in enumerate(steps):
             self._draw_edges(k, step, versions)
 
@@ -124,19 +144,19 @@ class _Order:
         before = {producer.get(a.memory): None for a in step.accesses}
         for a in step.accesses:
             before.update((producer.get(versions.made_by[s]), None) for s in a.after)
-        buffer, version = step.written
-        is_writer = buffer in versions.writers and version > 0
-        if is_writer:
-            before[producer.get((buffer, version - 1))] = None
+        overwrites = set()
+        for buffer, version in step.memory[: step.outputs]:
+            if buffer in versions.writers and version > 0:
+                overwrites.add((buffer, version - 1))
+                before[producer.get((buffer, version - 1))] = None
         for b in before:
             if b is not None and b != k:
                 self.hard[k] += 1
                 self.hard_users[b].append(k)
                 self.before[k][b] = None
-        overwrites = (buffer, version - 1) if is_writer else None
         regions: dict[Memory, list[Index]] = {}
         for a in step.accesses:
-            if a.memory[0] in versions.writers and a.memory != overwrites:
+            if a.memory[0] in versions.writers and a.memory not in overwrites:
                 regions.setdefault(a.memory, []).append(a.index)
         for memory, indices in regions.items():
             self._before_overwriting(k, memory, indices)
@@ -151,7 +171,8 @@ class _Order:
             if writer == k:
                 continue
             target = self.steps[writer].target
-            if ahead == MOST_COMPARED or any(overlaps(index, target) for index in indices):
+            far = ahead == MOST_COMPARED or self.steps[writer].by_hand  # taken to overlap
+            if far or any(overlaps(index, target) for index in indices):
                 self.soft[writer] += 1
                 self.soft_users[k].append(writer)
                 self.before[writer][k] = None
@@ -171,7 +192,7 @@ class _Order:
                 k = heapq.heappop(blocked)
                 if done[k]:
                     continue
-                order.append(self._copy_for_readers(k, done))
+                order += self._copies_for_readers(k, done)
                 self.soft[k] = 0
                 ready.append(k)
             k = heapq.heappop(ready)
@@ -192,19 +213,26 @@ class _Order:
         before = [[place[b] for b in self.before[k]] for k in order]
         return Steps([self.steps[k] for k in order], before, self.copies)
 
-    def _copy_for_readers(self, k: int, done: list[bool]) -> int:
-        """A step that keeps what step k is about to overwrite, for those still to read it."""
-        buffer, version = self.steps[k].written
+    def _copies_for_readers(self, k: int, done: list[bool]) -> list[int]:
+        """Steps that keep what step k is about to overwrite, for those still to read it."""
+        waiting: dict[int, list[tuple[int, Memory]]] = {}
+        for reader, memory in self.readers[k]:
+            if not done[reader]:
+                waiting.setdefault(memory[0], []).append((reader, memory))
+        return [self._copy_for(k, buffer, readers) for buffer, readers in waiting.items()]
+
+    def _copy_for(self, k: int, buffer: int, readers: list[tuple[int, Memory]]) -> int:
+        """A step that keeps a buffer that step k is about to overwrite, for its readers."""
+        version = next(v for b, v in self.steps[k].memory if b == buffer)
         number = -1 - len(self.copies)
         self.copies[number] = buffer
         copy = len(self.steps)
-        for reader, memory in self.readers[k]:
+        for reader, memory in readers:
             step = self.steps[reader]
-            if not done[reader]:
-                step.memory = [(number, 0) if m == memory else m for m in step.memory]
-                self.soft_users[reader].remove(k)
-                self.before[reader][copy] = None
-                self.before[k].pop(reader, None)  # it may read two versions
+            step.memory = [(number, 0) if m == memory else m for m in step.memory]
+            self.soft_users[reader].remove(k)
+            self.before[reader][copy] = None
+            self.before[k].pop(reader, None)  # it may read two versions
         node = self.g.nodes[buffer]
         step = Step(
             copy_kernel(node.dtype, self.g.shape[buffer]),

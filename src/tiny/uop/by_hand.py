@@ -105,16 +105,22 @@ class _Reader:
         return tuple(effects)
 
     def effects(self, x: UOp) -> list[UOp]:
-        """The STOREs and ENDs that a node stands for."""
-        if x.op is Ops.GROUP or x.op is Ops.NOOP:
-            return [e for s in x.src for e in self.effects(s)]
-        if x.op is Ops.AFTER:
-            return [e for s in x.src[1:] for e in self.effects(s)]
-        if x.op in (Ops.STORE, Ops.END):
-            return [x]
-        raise self.refuse(
-            f"{x.op!r} computes a value and has no effect; store it: C[i].store(value)"
-        )
+        """The STOREs and ENDs that a node stands for, in order."""
+        found: dict[UOp, None] = {}
+        stack, seen = [x], {x}
+        while stack:
+            node = stack.pop()
+            if node.op in (Ops.STORE, Ops.END):
+                found[node] = None
+            elif node.op in (Ops.GROUP, Ops.AFTER):
+                inner = node.src if node.op is Ops.GROUP else node.src[1:]
+                stack += [s for s in reversed(inner) if s not in seen and s.op is not Ops.RANGE]
+                seen.update(inner)
+            else:
+                raise self.refuse(
+                    f"{node.op!r} computes a value and has no effect; store it: C[i].store(value)"
+                )
+        return list(found)
 
     def _node(self, node: UOp, src: tuple[UOp, ...]) -> UOp:
         op = node.op
@@ -238,12 +244,22 @@ class _Reader:
         return UOp(Ops.STORE, dtypes.void, (self._gated(address, gates), value))
 
     def _after(self, src: tuple[UOp, ...]) -> UOp:
-        x, *effects = src
+        x, *given = src
         found: list[UOp] = []
-        for e in effects:
-            found += [e] if e.op is Ops.RANGE else self.effects(e) if e.op is not Ops.CONST else []
         if x.op is Ops.AFTER:
-            x, found = x.src[0], [*x.src[1:], *found]
+            x, found = x.src[0], list(x.src[1:])
+        for e in given:
+            if e.op is Ops.AFTER:  # what was waited for there
+                found += [s for s in e.src[1:] if s.op is not Ops.RANGE]
+            elif e.op in EFFECTS or e.op is Ops.RANGE:
+                found.append(e)
+            elif e.op is not Ops.CONST:  # a loop of one step
+                self.effects(e)
+        # one node for all effects, or each AFTER of a chain would list all before it
+        effects = tuple(dict.fromkeys(e for e in found if e.op is not Ops.RANGE))
+        loops = [e for e in dict.fromkeys(found) if e.op is Ops.RANGE]
+        single = effects if len(effects) < 2 else (UOp(Ops.GROUP, dtypes.void, effects),)
+        found = [*single, *loops]
         if x.op not in (*_MEMORY, *GroupOp.Movement, Ops.INDEX):
             raise self.refuse(f"after: only memory is read after an effect, got {x.op!r}")
         return UOp(Ops.AFTER, x.dtype, (x, *found)) if found else x

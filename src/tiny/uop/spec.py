@@ -15,6 +15,7 @@ from typing import Any
 from tiny._core.args import (
     AxisType,
     BufferArg,
+    CallArg,
     KernelInfo,
     LocalArg,
     ParamArg,
@@ -377,6 +378,20 @@ def keeps_dtype(x: UOp) -> bool:
     return x.src[0].dtype is x.dtype
 
 
+def is_call(x: UOp) -> bool:
+    """A CALL runs a kernel on memory of the dtypes and sizes that its PARAMs have."""
+    arg = x.arg
+    if type(arg) is not CallArg or not 0 < arg.outputs <= arg.buffers <= len(x.src):
+        return False
+    params = {n.arg.slot: n for n in arg.kernel.postorder() if n.op is Ops.PARAM}
+    return x.dtype is dtypes.void and all(
+        0 <= k < arg.buffers
+        and p.dtype is x.src[k].dtype
+        and math.prod(p.shape) == _product(x.src[k].shape)
+        for k, p in params.items()
+    )
+
+
 def is_member(x: UOp) -> bool:
     """A GETTUPLE names a member of a tuple, or of what a call returns."""
     of = x.src[0]
@@ -421,7 +436,8 @@ spec_tensor = (
             (UPat(Ops.AFTER, src=(UPat.var(),), allow_any_len=True, name="x"), is_version),
             (UPat(Ops.PARAM, src=(), name="x"), lambda x: type(x.arg) is ParamArg),
             (UPat(Ops.TUPLE), lambda: True),
-            (UPat((Ops.CALL, Ops.FUNCTION), src=(UPat.var(),), allow_any_len=True), lambda: True),
+            (UPat(Ops.CALL, src=(UPat.var(),), allow_any_len=True, name="x"), is_call),
+            (UPat(Ops.FUNCTION, src=(UPat.var(),), allow_any_len=True), lambda: True),
             (UPat(Ops.GETTUPLE, src=_operands(1), name="x"), is_member),
         ],
         name="spec of tensor graphs",

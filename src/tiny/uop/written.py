@@ -25,12 +25,15 @@ __all__ = [
     "address_of",
     "check_by_hand",
     "is_by_hand",
+    "loops_in",
     "nesting",
     "open_loops",
+    "reads_of",
     "stores_of",
     "written_slots",
 ]
 
+MOST_MEMORY = 1 << 20  # bytes of a kernel's own
 EFFECTS = frozenset({Ops.STORE, Ops.END, Ops.GROUP})
 
 
@@ -56,6 +59,25 @@ def written_slots(kernel: UOp) -> list[int]:
     """The numbers of the PARAMs that a kernel writes, in order of its STOREs."""
     memory = [address_of(store).src[0] for store in stores_of(kernel)]
     return list(dict.fromkeys(m.arg.slot for m in memory if m.op is Ops.PARAM))
+
+
+def reads_of(kernel: UOp) -> set[UOp]:
+    """The elements of PARAMs that a kernel reads as they were before it, or may do so.
+
+    What is read after an effect of its own it has written itself.
+    """
+    order = kernel.postorder()
+    skipped = (Ops.STORE, Ops.AFTER) if is_by_hand(kernel) else (Ops.STORE,)
+    found = {
+        s
+        for n in order
+        for k, s in enumerate(n.src)
+        if s.op is Ops.INDEX and not (k == 0 and n.op in skipped)
+    }
+    for n in order if is_by_hand(kernel) else ():
+        if n.op is Ops.AFTER and all(s.op is Ops.RANGE for s in n.src[1:]):
+            found.add(n.src[0])
+    return {n for n in found if n.src[0].op is Ops.PARAM}
 
 
 def open_loops(nodes: Sequence[UOp]) -> dict[UOp, int]:
@@ -191,6 +213,8 @@ def check_by_hand(sink: UOp) -> None:
             if node.arg.offset < end:
                 raise SpecError(f"kernel: {describe(node)} overlaps another piece of memory")
             end = node.arg.offset + math.prod(node.arg.shape) * node.dtype.itemsize
+    if end > MOST_MEMORY:
+        raise SpecError(f"kernel: it has {end} bytes of its own, {MOST_MEMORY} are allowed")
     if inside[sink]:
         raise SpecError("kernel: a loop is not ended")
     written = written_slots(sink)
@@ -202,6 +226,16 @@ def check_by_hand(sink: UOp) -> None:
     nesting(sink)
 
 
+def loops_in(mask: int, loops: Sequence[UOp]) -> list[UOp]:
+    """The loops of a mask that `open_loops` gives; they have bits in order of appearance."""
+    found = []
+    while mask:
+        low = mask & -mask
+        found.append(loops[low.bit_length() - 1])
+        mask ^= low
+    return found
+
+
 def nesting(sink: UOp) -> dict[UOp, tuple[UOp, ...]]:
     """For each loop the loops around it, outermost first.
 
@@ -209,17 +243,18 @@ def nesting(sink: UOp) -> dict[UOp, tuple[UOp, ...]]:
     """
     order = sink.postorder()
     inside = open_loops(order)
-    bit = {n: inside[n] & ~inside[n.src[0]] for n in order if n.op is Ops.RANGE}
+    loops = [n for n in order if n.op is Ops.RANGE]  # loop k has bit k
     around: dict[UOp, tuple[UOp, ...]] = {}
 
     def path(mask: int) -> tuple[UOp, ...]:
         """The loops that are open where something is inside of those of a mask."""
+        mine = loops_in(mask, loops)
         longest: tuple[UOp, ...] = ()
-        for r, b in bit.items():
-            if mask & b and r in around and len(around[r]) + 1 > len(longest):
+        for r in mine:
+            if r in around and len(around[r]) + 1 > len(longest):
                 longest = (*around[r], r)
-        if mask & ~sum([bit[r] for r in longest]):
-            names = ", ".join(str(r.arg.axis) for r, b in bit.items() if mask & b)
+        if not set(mine) <= set(longest):
+            names = ", ".join(str(r.arg.axis) for r in mine)
             raise SpecError(f"kernel: loops {names} are used together, and none is in the other")
         return longest
 

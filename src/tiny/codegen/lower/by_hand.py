@@ -11,7 +11,7 @@ from tiny.codegen.program import LinearProgram, Phase, ProgramParam
 from tiny.dtype import dtypes
 from tiny.uop.ops import GroupOp, Ops, RegArg, UOp
 from tiny.uop.target import Target
-from tiny.uop.written import address_of, nesting, open_loops, stores_of
+from tiny.uop.written import address_of, loops_in, nesting, open_loops, stores_of
 
 __all__ = ["lower_by_hand"]
 
@@ -32,11 +32,9 @@ class _Listing:
         self.order = sink.postorder()
         self.around = nesting(sink)
         self.inside = open_loops(self.order)
-        self.bit = {
-            n: self.inside[n] & ~self.inside[n.src[0]] for n in self.order if n.op is Ops.RANGE
-        }
+        self.loops = [n for n in self.order if n.op is Ops.RANGE]
         self.bodies: dict[UOp | None, list[UOp | _Loops]] = {None: []}
-        self.bodies.update((r, []) for r in self.bit)
+        self.bodies.update((r, []) for r in self.loops)
         self.new: dict[UOp, UOp] = {}
         self.listed: set[tuple[UOp | None, UOp]] = set()
         # elements that are only written, or read by an AFTER alone, are not loaded as they are
@@ -47,14 +45,18 @@ class _Listing:
             for k, s in enumerate(n.src)
             if s.op is Ops.INDEX and not (k == 0 and n.op in (Ops.AFTER, Ops.STORE))
         }
-        stores = [n for n in self.order if n.op is Ops.STORE]
-        self.written_through = {n.src[0] for n in stores if n.src[0].op is Ops.AFTER}
+        self.read_after = {
+            s
+            for n in self.order
+            for k, s in enumerate(n.src)
+            if s.op is Ops.AFTER and not (k == 0 and n.op is Ops.STORE)
+        }
         self.registers = 0
         self.count = 0
 
     def body_of(self, mask: int) -> UOp | None:
         """The innermost loop around what is inside of the loops of a mask."""
-        found = [r for r, b in self.bit.items() if mask & b]
+        found = loops_in(mask, self.loops)
         return max(found, key=lambda r: len(self.around[r]), default=None)
 
     def add(self, where: UOp | None, *nodes: UOp) -> None:
@@ -97,7 +99,7 @@ class _Listing:
             if node in self.loaded:
                 self.new[node] = self.load(node, where)
         elif op is Ops.AFTER:
-            if node not in self.written_through or self.is_read(node):
+            if node in self.read_after:
                 self.new[node] = self.load(node.src[0], where)
         elif op is Ops.STORE:
             index, gates = self.address(address_of(node))
@@ -115,14 +117,6 @@ class _Listing:
             new = node.replace(src=tuple([self.new[s] for s in node.src]))
             self.new[node] = new
             self.add(where, new)
-
-    def is_read(self, after: UOp) -> bool:
-        """Whether an element that is written is read as well, by the same AFTER."""
-        return any(
-            s is after and not (k == 0 and n.op is Ops.STORE)
-            for n in self.order
-            for k, s in enumerate(n.src)
-        )
 
     def reduce(self, node: UOp, where: UOp | None) -> UOp:
         """A register that starts with the identity and is combined with the value in each step."""
@@ -185,8 +179,7 @@ def _count_flops(kernel: UOp) -> int:
     """Arithmetic on data, each node once for each step of the loops that it is in."""
     order = kernel.postorder()
     inside = open_loops(order)
-    size = {n: int(n.src[0].vmax) for n in order if n.op is Ops.RANGE}
-    bit = {r: inside[r] & ~inside[r.src[0]] for r in size}
+    loops = [n for n in order if n.op is Ops.RANGE]
     total = 0
     for node in order:
         if node.op is Ops.REDUCE:
@@ -195,5 +188,5 @@ def _count_flops(kernel: UOp) -> int:
             mask = inside[node]
         else:
             continue
-        total += math.prod(size[r] for r, b in bit.items() if mask & b)
+        total += math.prod(int(r.src[0].vmax) for r in loops_in(mask, loops))
     return total

@@ -1,0 +1,318 @@
+"""Kernels written by hand, functions of tensors, and gradients of one's own for both."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Self
+
+from tiny._core.args import CallArg
+from tiny.dtype import DType, dtypes
+from tiny.mixin.sizes import split_sizes
+from tiny.storage import (
+    View,
+    in_order,
+    in_turn,
+    memory_below,
+    memory_to_write,
+    split_view,
+    write_next,
+)
+from tiny.uop.by_hand import HandKernel, read_kernel
+from tiny.uop.ops import Ops, ParamArg, UOp
+
+__all__ = ["CallsMixin", "GradientRule", "with_gradient"]
+
+# by number of an output: its node, and its gradient. Those that nothing depends on are missing
+Found = dict[int, tuple[UOp, UOp]]
+# from a node and what was found of its outputs to a gradient, or None, for each source
+Backward = Callable[[UOp, Found], Sequence[UOp | None]]
+
+
+class GradientRule:
+    """A gradient written by hand, as a node carries it: it is called with the node and the
+    gradients of its outputs, and gives those of its sources."""
+
+    def __init__(self, backward: Backward) -> None:
+        self.backward = backward
+
+    def __call__(self, node: UOp, found: Found) -> Sequence[UOp | None]:
+        return self.backward(node, found)
+
+    def __repr__(self) -> str:
+        return "GradientRule"  # part of keys of graphs, which do not depend on gradients
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return GradientRule, (_no_gradient,)
+
+
+def _no_gradient(node: UOp, found: Found) -> Sequence[UOp | None]:
+    raise RuntimeError("the gradient of this call was not stored with it")
+
+
+def with_gradient(values: Sequence[UOp], sources: Sequence[UOp], rule: GradientRule) -> list[UOp]:
+    """Values of which the gradients come from a rule, and go to `sources`."""
+    of = UOp(Ops.TUPLE, dtypes.void, tuple(sources), rule)
+    return [UOp(Ops.NOOP, value.dtype, (value, of), k) for k, value in enumerate(values)]
+
+
+# ---------------------------------------------------------------- what a gradient gives
+
+
+def _as_nodes(what: str, found: Any, sources: Sequence[UOp]) -> list[UOp | None]:
+    """The gradients that a user's function returned, one for each source, checked."""
+    parts = list(found) if isinstance(found, list | tuple) else [found]
+    if len(parts) != len(sources):
+        raise ValueError(
+            f"{what} returns a gradient, or None, for each of {len(sources)} arguments, "
+            f"got {len(parts)}"
+        )
+    nodes: list[UOp | None] = []
+    for k, (part, source) in enumerate(zip(parts, sources, strict=True)):
+        node = part.uop if isinstance(part, View) else part
+        if node is None or not dtypes.is_float(source.dtype):
+            nodes.append(None)
+            continue
+        if not isinstance(node, UOp):
+            raise TypeError(f"{what}: gradient {k} is a Tensor or None, got {type(part).__name__}")
+        if node.shape != source.shape:
+            raise ValueError(
+                f"{what}: gradient {k} has shape {node.shape}, and the argument {source.shape}"
+            )
+        nodes.append(node.cast(source.dtype))
+    return nodes
+
+
+Form = tuple[tuple[Any, ...], DType]
+
+
+def _filled(found: Found, forms: Sequence[Form]) -> list[UOp]:
+    """The gradients of all outputs, zeros for those that nothing depends on."""
+    return [found[k][1] if k in found else _zeros(*form) for k, form in enumerate(forms)]
+
+
+def _zeros(shape: tuple[Any, ...], dtype: DType) -> UOp:
+    static, symbolic = split_sizes(shape)
+    zero = UOp.const(0, dtype)
+    return UOp(Ops.EXPAND, dtype, (zero, *symbolic), static) if shape else zero
+
+
+# ---------------------------------------------------------------- kernels by hand
+
+
+class _KernelGradient:
+    """Calls a user's grad_fxn for a kernel: with the gradients of what the kernel wrote."""
+
+    def __init__(
+        self, grad_fxn: Callable[..., Any], sink: UOp, order: Sequence[int], outputs: int
+    ) -> None:
+        self.grad_fxn, self.sink, self.order, self.outputs = grad_fxn, sink, order, outputs
+
+    def __call__(self, call: UOp, found: Found) -> Sequence[UOp | None]:
+        count = len(self.order)
+        arguments = list(call.src[:count])
+        for k, (after, _) in found.items():
+            arguments[k] = after  # as they are when it has run
+        given: list[UOp] = [call] * count
+        for k, argument in zip(self.order, arguments, strict=True):
+            given[k] = argument
+        # as its arguments came: the kernel, then what it runs on
+        kernel = UOp(Ops.CALL, dtypes.void, (self.sink, *given))
+        filled = _filled(found, [(s.shape, s.dtype) for s in call.src[: self.outputs]])
+        if self.outputs == 1:
+            parts = self.grad_fxn(filled[0], kernel)
+        else:
+            parts = self.grad_fxn(*filled, call=kernel)
+        nodes = _as_nodes("grad_fxn of custom_kernel", parts, given)
+        rest: list[UOp | None] = [None] * (len(call.src) - count)
+        return [nodes[k] for k in self.order] + rest
+
+
+class CallsMixin(View):
+    """Kernels by hand and calls of functions, as methods of tensors."""
+
+    __slots__ = ()
+
+    def custom_kernel(
+        self, *lst: Self, fxn: Callable[..., UOp], grad_fxn: Callable[..., Any] | None = None
+    ) -> list[Self]:
+        """Run a kernel written by hand on this tensor and others; what they are afterwards.
+
+        `fxn` is given a placeholder for each tensor, a UOp of its shape and dtype, and returns the
+        kernel: stores in loops, `C[i].store(A[i] + 1).end(i).sink(arg=KernelInfo(name="inc"))`.
+        The tensors that it stores to are written, as by `assign`: what was computed of them before
+        keeps its values. An index must be proved to be inside of its memory; one that is computed
+        needs a gate, `C.index(j, gate=(j >= 0) & (j < n))`. AccessError says which is not.
+
+        `grad_fxn(gradient, kernel)` gives the gradient for each tensor, or None; of several
+        outputs it is called with all their gradients and `call=kernel`. `kernel.src[1:]` are the
+        tensors' nodes.
+
+        ValueError or TypeError for a kernel that is none, or tensors on several devices.
+
+        >>> def double(C, A):
+        ...     i = UOp.range(A.shape[0], 0)
+        ...     return C[i].store(A[i] * 2).end(i).sink()
+        >>> Tensor.empty(3).custom_kernel(Tensor([1.0, 2, 3]), fxn=double)[0].tolist()
+        [2.0, 4.0, 6.0]
+        """
+        tensors = [self, *lst]
+        for k, t in enumerate(tensors):
+            if not isinstance(t, View):
+                raise TypeError(f"custom_kernel: argument {k} is a Tensor, got {type(t).__name__}")
+            if not all(isinstance(size, int) for size in t.shape):
+                raise ValueError(
+                    f"custom_kernel: argument {k} has the symbolic shape {t.shape}; sizes are ints"
+                )
+        places = list(dict.fromkeys(t.device for t in tensors if t.device is not None))
+        if len(places) > 1:
+            raise ValueError(
+                f"custom_kernel: the tensors are on {' and '.join(places)}; move them to one device"
+            )
+        strong: list[Any] = [t._strong() for t in tensors]  # type: ignore[attr-defined]
+        params = [UOp.placeholder(t.shape, t.dtype, k) for k, t in enumerate(strong)]
+        sink = fxn(*params)
+        hand = read_kernel(sink, params)
+        for k in hand.arguments[: hand.outputs]:
+            if strong[k] is not tensors[k]:
+                raise TypeError(
+                    f"custom_kernel: argument {k} is a Python number, which has no memory to write "
+                    "to; use full or empty"
+                )
+        rule = None
+        if grad_fxn is not None:
+            rest = [k for k in range(len(strong)) if k not in hand.arguments]
+            order = (*hand.arguments, *rest)
+            rule = GradientRule(_KernelGradient(grad_fxn, sink, order, hand.outputs))
+        return _run_by_hand(strong, hand, rule, places[0] if places else None)
+
+    def call(
+        self,
+        *lst: Self,
+        fxn: Self | UOp,
+        grad_fxn: Callable[..., Any] | None = None,
+    ) -> Self:
+        """A function of this tensor and others, given by its result over params of `as_param`.
+
+        Param k stands for the k-th tensor, whose shape and dtype it must have. The gradient goes
+        through the function, or is what `grad_fxn(gradient, call)` gives, one for each tensor.
+        ValueError for a param that has no tensor, or one of another shape or dtype.
+
+        >>> a, b = Tensor([1.0, 2]), Tensor([3.0, 4])
+        >>> a.call(b, fxn=a.as_param(0) * b.as_param(1)).tolist()
+        [3.0, 8.0]
+        """
+        tensors = [self, *lst]
+        body = fxn.uop if isinstance(fxn, View) else fxn
+        values = _called([body], [t.uop for t in tensors])
+        device = next((t.device for t in tensors if t.device is not None), None)
+        if grad_fxn is not None:
+            rule = GradientRule(_FunctionGradient(grad_fxn, "grad_fxn of call", values))
+            values = with_gradient(values, [t.uop for t in tensors], rule)
+        return self._value(values[0], device)
+
+    def as_param(self, slot: int) -> Self:
+        """What stands for the `slot`-th tensor of a `call`: of this shape and dtype, no value.
+
+        >>> Tensor([1.0, 2]).as_param(0).shape
+        (2,)
+        """
+        if isinstance(slot, bool) or not isinstance(slot, int) or slot < 0:
+            raise ValueError(f"as_param: the slot is an int of at least 0, got {slot!r}")
+        if not all(isinstance(size, int) for size in self.shape):
+            raise ValueError(f"as_param: sizes are ints, got the symbolic shape {self.shape}")
+        node = UOp(Ops.PARAM, self.dtype, (), ParamArg(slot, self.shape))
+        return self._value(node, self.device)
+
+
+def _is_whole(t: View) -> bool:
+    """Whether a tensor is all of its storage, in order: what is written to it is written there."""
+    uop, root = t._now()
+    return uop.dtype is root.dtype and uop.size == root.size and in_order(uop, root)
+
+
+@in_turn
+def _run_by_hand(
+    tensors: list[Any], hand: HandKernel, rule: GradientRule | None, device: str | None
+) -> list[Any]:
+    """Make the next versions of what a kernel writes; all tensors as they are then."""
+    written = hand.arguments[: hand.outputs]
+    used = list(tensors)
+    for k in written:
+        if not _is_whole(used[k]):
+            used[k] = used[k].clone()  # written to, and put back
+        elif used[k].device is None:
+            used[k]._storage.device = device
+    storages = [used[k]._storage for k in written]
+    if len({id(s) for s in storages}) < len(storages):
+        raise ValueError(
+            "custom_kernel: two of the tensors that it writes share memory; pass a clone() of one"
+        )
+    memory = [memory_to_write(storage) for storage in storages]
+    overwritten = {buffer for _, buffer in memory}
+    rest = [k for k in range(len(tensors)) if k not in hand.arguments]
+    sources = [old for old, _ in memory]
+    sources += [_in_memory(used[k].uop, overwritten) for k in hand.arguments[hand.outputs :]]
+    if rule is not None:
+        sources += [used[k].uop for k in rest]
+    arg = CallArg(hand.kernel, hand.outputs, len(hand.arguments), rule)
+    call = UOp(Ops.CALL, dtypes.void, (*sources, *hand.binds), arg)
+    for storage, (old, buffer) in zip(storages, memory, strict=True):
+        write_next(storage, old, buffer, call)
+    for k in written:
+        if used[k] is not tensors[k]:
+            tensors[k].assign(used[k])
+    return [type(t)(t) for t in tensors]
+
+
+def _in_memory(uop: UOp, overwritten: set[UOp]) -> UOp:
+    """A value as a kernel reads it: whole memory in order, and none that it writes."""
+    root = split_view(uop)
+    buffer = memory_below(root)
+    is_whole = buffer is not None and uop.size == root.size and uop.dtype is root.dtype
+    if is_whole and buffer not in overwritten and in_order(uop, root):
+        return uop if uop.shape == root.shape else UOp(Ops.RESHAPE, uop.dtype, (root,), uop.shape)
+    return UOp(Ops.CONTIGUOUS, uop.dtype, (uop,))
+
+
+# ---------------------------------------------------------------- functions
+
+
+class _FunctionGradient:
+    """Calls a user's grad_fxn for a function: with the gradients of its results."""
+
+    def __init__(self, grad_fxn: Callable[..., Any], what: str, values: Sequence[UOp]) -> None:
+        self.grad_fxn, self.what = grad_fxn, what
+        self.forms = [(v.shape, v.dtype) for v in values]
+
+    def __call__(self, call: UOp, found: Found) -> Sequence[UOp | None]:
+        filled = _filled(found, self.forms)
+        outputs = tuple([found[k][0] for k in sorted(found)])
+        # the function, then its arguments
+        shown = UOp(Ops.CALL, dtypes.void, (UOp(Ops.TUPLE, dtypes.void, outputs), *call.src))
+        if len(filled) == 1:
+            parts = self.grad_fxn(filled[0], shown)
+        else:
+            parts = self.grad_fxn(*filled, call=shown)
+        return _as_nodes(self.what, parts, call.src)
+
+
+def _called(bodies: Sequence[UOp], arguments: Sequence[UOp]) -> list[UOp]:
+    """The values of a function, its params replaced by arguments."""
+    values: dict[UOp, UOp] = {}
+    body = UOp(Ops.TUPLE, dtypes.void, tuple(bodies))
+    for node in body.postorder():
+        if node.op is not Ops.PARAM:
+            continue
+        slot = node.arg.slot
+        if slot >= len(arguments):
+            raise ValueError(
+                f"call: param {slot} has no tensor, {len(arguments)} are given; pass one more"
+            )
+        argument = arguments[slot]
+        if argument.shape != node.shape or argument.dtype is not node.dtype:
+            raise ValueError(
+                f"call: param {slot} is of shape {node.shape} and {node.dtype}, the tensor is of "
+                f"{argument.shape} and {argument.dtype}"
+            )
+        values[node] = argument
+    return list(body.substitute(values, walk=True).src)
