@@ -47,13 +47,12 @@ class AttentionMixin(LinalgMixin):
         result = query._scalar(0, result)._as_float().dtype
         wide = dtypes.float64 if result is dtypes.float64 else dtypes.float32
         shapes = f"query {query.shape}, key {key.shape}, value {value.shape}"
-        if min(query.ndim, key.ndim, value.ndim) < 2 or (
-            query.shape[-1] != key.shape[-1] or key.shape[-2] != value.shape[-2]
-        ):
+        enough = min(query.ndim, key.ndim, value.ndim) > 1
+        sizes = (query.shape[-1], key.shape[-1], key.shape[-2], value.shape[-2]) if enough else ()
+        if not enough or sizes[0] != sizes[1] or sizes[2] != sizes[3]:
             raise ValueError(
                 "scaled_dot_product_attention: the query is (..., L, E), the key (..., S, E) and "
-                f"the value (..., S, V), got {shapes}"
-                f"{why_unequal((query.shape[-1], key.shape[-1], key.shape[-2], value.shape[-2]))}"
+                f"the value (..., S, V), got {shapes}{why_unequal(sizes)}"
             )
         if attn_mask is not None and is_causal:
             raise ValueError(
