@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -15,13 +17,13 @@ from tiny.helpers import GlobalCounters
 from tiny.mixin import sort as room
 
 NP_DTYPES = [
-    np.dtype(name)
-    for name in "bool int8 uint8 int16 uint16 int32 uint32 int64 uint64 float16 float32 float64".split()
-]  # fmt: skip
+    *map(np.dtype, ("bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64")),
+    *map(np.dtype, ("uint64", "float16", "float32", "float64")),
+]
 
 
 def stable_order(x: np.ndarray, descending: bool = False, dim: int = -1) -> np.ndarray:
-    """The places in order; NumPy knows rising order only, so falling is that of the row reversed."""
+    """The places in order. NumPy knows rising order: falling is that of the row reversed."""
     if not descending:
         return np.argsort(x, axis=dim, kind="stable")
     back = np.flip(np.argsort(np.flip(x, dim), axis=dim, kind="stable"), dim)
@@ -261,9 +263,7 @@ def _cost(size: int, sort) -> tuple[int, int, int]:
 )
 def test_work_grows_with_the_length_and_kernels_hardly_at_all(sort):
     costs = [_cost(size, sort) for size in (1 << 14, 1 << 15, 1 << 16)]
-    for (kernels, ops, nodes), (more_kernels, more_ops, more_nodes) in zip(
-        costs, costs[1:], strict=False
-    ):
+    for (kernels, ops, nodes), (more_kernels, more_ops, more_nodes) in pairwise(costs):
         assert more_ops < 2.6 * ops
         assert more_kernels <= kernels + 16
         assert more_nodes < 1.4 * nodes
