@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from functions import FUNCTIONS
 from tiny.dtype import DType, _to_np_dtype, dtypes, truncate
 from tiny.uop.ops import GroupOp, Ops, UOp
 
@@ -245,10 +246,11 @@ def elementwise(
         return bits_as(src[0], np_dtype(dtype))
     if op is Ops.WHERE:
         return np.where(src[0], src[1], src[2]).astype(np_dtype(dtype), copy=False)
+    compute = FUNCTIONS[name] if op is Ops.MATH and name is not None else COMPUTE[op]
     if narrow(source):  # in float32, rounded after each operation
-        result = COMPUTE[op](*[s.astype(np.float32) for s in src])
+        result = compute(*[s.astype(np.float32) for s in src])
         return result if dtype is dtypes.bool else cast(result, dtypes.float32, dtype)
-    return np.asarray(COMPUTE[op](*src)).astype(np_dtype(dtype), copy=False)
+    return np.asarray(compute(*src)).astype(np_dtype(dtype), copy=False)
 
 
 def narrow(dtype: DType) -> bool:

@@ -12,9 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evaluate import evaluate
-from tiny.codegen.lower import transcendental
+from tiny import Tensor
 from tiny.codegen.lower.decompose import decompose, lower_division
 from tiny.dtype import DType, _to_np_dtype, dtypes, truncate
+from tiny.uop.functions import ARITY, function
 from tiny.uop.ops import BufferArg, Ops, UOp
 from tiny.uop.target import Target
 
@@ -218,27 +219,22 @@ def test_native_operations_stay(op):
     assert op not in {n.op for n in decompose(node, BARE).postorder()}
 
 
-@pytest.mark.parametrize("dtype", [dtypes.float32, dtypes.float64])
-def test_e_to_the_x_and_cosine_lose_nothing_to_the_way_they_are_written(dtype):
-    x = np.linspace(-80, 80, 999).astype(np_type(dtype))
-    wide = x.astype(np.longdouble)
-    unit = np.finfo(np_type(dtype)).eps
-    for sign in (1, -1):
-        got = run(lambda b, s=sign: (b * (s / math.log(2))).alu(Ops.EXP2), (x, dtype))
-        np.testing.assert_allclose(got, np.exp(sign * wide), rtol=unit)
+@pytest.mark.parametrize("name", ARITY)
+def test_functions_by_name_are_lowered_where_they_are_not_native(name):
+    for dtype in (dtypes.float16, dtypes.float32, dtypes.float64):
+        x = UOp(Ops.BUFFER, dtype, (), BufferArg(0, (4,), "TEST"))
+        node = function(name, *[x] * ARITY[name])
+        lowered = decompose(node, BARE)
+        assert lowered.dtype is dtype and Ops.MATH not in {n.op for n in lowered.postorder()}
+        native = dataclasses.replace(BARE, native_ops=BARE.native_ops | {Ops.MATH})
+        if dtype is not dtypes.float16:
+            assert decompose(node, native) is node
 
-    def cosine(b, half=0.5, one=1.0):
-        sine = (b * half).alu(Ops.SIN)
-        return b.const_like(one).alu(Ops.SUB, sine * sine * 2.0)
 
-    np.testing.assert_allclose(run(cosine, (x, dtype)), np.cos(wide), rtol=unit)
-    # near misses
-    b = buffer(x, dtype)
-    for near in (b * 1.4427, b + 1.0):
-        assert decompose(near.alu(Ops.EXP2), BARE) is transcendental.exp2(near)
-    assert decompose(cosine(b), BARE) is transcendental.cos(b)
-    for options in ({"half": 0.25}, {"one": 2.0}):
-        assert Ops.SUB is decompose(cosine(b, **options), BARE).op
+def test_the_constants_of_a_function_are_no_part_of_the_graph():
+    # written as 2**(x / ln 2) another constant in its place would change how e**x is computed
+    x = Tensor.empty(4)
+    assert [n.arg for n in x.exp().uop.postorder() if n.op in (Ops.MATH, Ops.CONST)] == ["exp"]
 
 
 def test_sine_of_float32_without_float64_says_what_is_missing():
@@ -246,6 +242,9 @@ def test_sine_of_float32_without_float64_says_what_is_missing():
     x = UOp(Ops.BUFFER, dtypes.float32, (), BufferArg(0, (4,), "TEST"))
     with pytest.raises(TypeError, match=r"TEST.*float64"):
         decompose(x.alu(Ops.SIN), small)
+    with pytest.raises(TypeError, match=r"TEST: erf .*float64"):
+        decompose(function("erf", x), small)
+    assert decompose(function("exp", x), small).dtype is dtypes.float32
 
 
 def test_reciprocal_is_an_exact_division():

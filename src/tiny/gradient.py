@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from tiny._core.build import broadcast_to, move_back, path_to, reshape
-from tiny.dtype import dtypes, sum_acc_dtype
+from tiny.dtype import DType, dtypes, sum_acc_dtype
 from tiny.mixin.sizes import split_sizes
+from tiny.uop.functions import UNBOUNDED, function, function_gradient
 from tiny.uop.ops import GroupOp, Ops, ReduceArg, UOp
 
 __all__ = ["compute_gradient"]
@@ -148,7 +149,7 @@ def _parts(node: UOp, gradient: UOp, selected: bool) -> Iterable[tuple[UOp, UOp 
             "or give the function a gradient of its own"
         )
     found = rule(node, gradient)
-    if selected and op in _SINGULAR:
+    if selected and (op in _SINGULAR or (op is Ops.MATH and node.arg in UNBOUNDED)):
         found = [None if part is None else _where_nonzero(gradient, part) for part in found]
     return zip(node.src, found, strict=False)
 
@@ -475,6 +476,7 @@ _RULES: dict[Ops, Callable[[UOp, UOp], Gradients]] = {
     Ops.LOG2: _log2,
     Ops.SIN: _sin,
     Ops.SQRT: _sqrt,
+    Ops.MATH: function_gradient,
     Ops.RECIPROCAL: _reciprocal,
     Ops.ADD: lambda node, g: (g, g),
     Ops.SUB: lambda node, g: (g, _negated(g)),

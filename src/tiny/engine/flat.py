@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tiny.dtype import DTYPES_DICT, DType, dtypes
+from tiny.uop.functions import ARITY
 from tiny.uop.ops import (
     AxisType,
     GroupOp,
@@ -67,14 +68,30 @@ _EXACTLY: dict[Ops, int] = {
     Ops.RANGE: 1,
     Ops.CAST: 1,
     Ops.BITCAST: 1,
-    Ops.STORE: 2,
     **dict.fromkeys(GroupOp.Unary, 1),
     **dict.fromkeys(GroupOp.Binary, 2),
     Ops.WHERE: 3,
 }
-_AT_LEAST: dict[Ops, int] = {Ops.REDUCE: 2, Ops.STAGE: 2, Ops.INDEX: 1, Ops.SINK: 1}
+_AT_LEAST: dict[Ops, int] = {
+    Ops.REDUCE: 2,
+    Ops.STAGE: 2,
+    Ops.STORE: 2,
+    Ops.INDEX: 1,
+    Ops.SINK: 1,
+    Ops.MATH: 1,
+}
 _WITH_ARGS = frozenset(
-    {Ops.CONST, Ops.DEFINE_VAR, Ops.PARAM, Ops.RANGE, Ops.REDUCE, Ops.STAGE, Ops.SINK}
+    {
+        Ops.CONST,
+        Ops.DEFINE_VAR,
+        Ops.PARAM,
+        Ops.RANGE,
+        Ops.REDUCE,
+        Ops.STAGE,
+        Ops.STORE,
+        Ops.SINK,
+        Ops.MATH,
+    }
 )
 # of kernels that run as they are written by hand
 _EXACTLY[Ops.DEFINE_LOCAL] = 0
@@ -180,6 +197,8 @@ def _plain_arg(node: UOp) -> Any:
         return arg.op.name
     if node.op is Ops.STAGE:
         return [arg.shared, list(arg.shape)]
+    if node.op in (Ops.STORE, Ops.MATH):
+        return arg
     return arg.name if node.op is Ops.SINK else None
 
 
@@ -257,8 +276,16 @@ def _arg(op: Ops, dtype: DType, plain: Any) -> Any:
         if not is_scalar_of(value, dtype) or (type(value) is int and abs(value) > 2 * INT64):
             raise Damaged(f"a constant of {dtype.name} is {value!r}")
         return value
+    if op is Ops.STORE:
+        if plain not in (None, "ordered"):
+            raise Damaged(f"STORE carries {plain!r}")
+        return plain
     if op is Ops.SINK:
         return KernelInfo(name_of(plain, "a kernel"))
+    if op is Ops.MATH:
+        if not isinstance(plain, str) or plain not in ARITY:
+            raise Damaged(f"there is no function {plain!r}")
+        return plain
     if op is Ops.REDUCE:
         how = Ops.__members__.get(plain) if isinstance(plain, str) else None
         if how not in GroupOp.Reduce:

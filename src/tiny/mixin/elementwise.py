@@ -1,4 +1,7 @@
-"""Casts, arithmetic, comparisons and functions of one element at a time."""
+"""Casts, arithmetic, comparisons and functions of one element at a time.
+
+What each gives for NaN, infinities, -0.0 and subnormals stands in docs/ieee.md.
+"""
 
 from __future__ import annotations
 
@@ -25,18 +28,6 @@ V = TypeVar("V", bound="ElementwiseMixin")
 
 # arithmetic on truth values, so that no device needs to add or multiply them
 _OF_BOOLS = {Ops.ADD: Ops.OR, Ops.MUL: Ops.AND, Ops.MAX: Ops.OR, Ops.SUB: Ops.XOR}
-# tanh(x) / x in powers of x², highest first: below 0.125 what follows is under 2**-60
-_TANH_SERIES = (
-    6404582 / 10854718875,
-    -929569 / 638512875,
-    21844 / 6081075,
-    -1382 / 155925,
-    62 / 2835,
-    -17 / 315,
-    2 / 15,
-    -1 / 3,
-    1.0,
-)
 _COMPARISONS = (Ops.CMPLT, Ops.CMPNE, Ops.CMPEQ)
 
 
@@ -235,35 +226,71 @@ class ElementwiseMixin(MovementMixin):
         """The least and the greatest value of a Python number or an expression of Variables."""
         raise TypeError("not a number")
 
-    def _integers(self, op: Ops, x: Any, reverse: bool, allow_bool: bool = True) -> Self:
-        """An operation that only integers have."""
+    def _integers(self, op: Ops, x: Any, reverse: bool) -> Self:
+        """An operation that floats do not have."""
         other = self._operand(x)
         for side in (self, other):
-            if dtypes.is_float(side.dtype) or (side.dtype is dtypes.bool and not allow_bool):
+            if dtypes.is_float(side.dtype):
                 raise TypeError(
                     f"{op.name.lower()}: the operands must be integers, "
                     f"got {self.dtype} and {other.dtype}; cast one"
                 )
         return self._binop(op, other, reverse)
 
+    def _math(self, name: str, *others: Self) -> Self:
+        """A function of floats by name, of operands of one float dtype, broadcast."""
+        if not others:
+            return self._node(Ops.MATH, self.dtype, (), name)
+        (other,) = others
+        shape = broadcast_shape(name, self.shape, other.shape)
+        return self._broadcast(shape)._node(Ops.MATH, self.dtype, (other._broadcast(shape),), name)
+
+    def _function(self, name: str) -> Self:
+        """The same of one operand: an integer or a bool becomes the default float first."""
+        return self._as_float()._math(name)
+
     # ------------------------------------------------------------ arithmetic
 
     def add(self, x: Any, reverse: bool = False) -> Self:
-        """x + y."""
+        """x + y. Operands of any dtypes and shapes: promoted and broadcast; integers wrap.
+
+        Of bools: either. ValueError if the shapes do not fit.
+
+        >>> Tensor([1, 2]).add(0.5).tolist()
+        [1.5, 2.5]
+        """
         return self._binop(Ops.ADD, x, reverse)
 
     def sub(self, x: Any, reverse: bool = False) -> Self:
-        """x - y."""
+        """x - y; with `reverse` y - x. Of bools: whether they differ.
+
+        >>> Tensor([1, 2]).sub(3).tolist(), Tensor([1, 2]).sub(3, reverse=True).tolist()
+        ([-2, -1], [2, 1])
+        """
         return self._binop(Ops.SUB, x, reverse)
 
     def mul(self, x: Any, reverse: bool = False) -> Self:
-        """x * y."""
+        """x * y. Of bools: both.
+
+        >>> Tensor([1.5, -2.0]).mul(2).tolist()
+        [3.0, -4.0]
+        """
         return self._binop(Ops.MUL, x, reverse)
 
     def div(self, x: Any, reverse: bool = False, rounding_mode: str | None = None) -> Self:
-        """x / y as floats; with `rounding_mode` "floor" or "trunc" rounded, integers exactly.
+        """x / y; `rounding_mode` "floor" or "trunc" rounds the quotient. `reverse`: y / x.
 
-        An integer divided by zero gives zero.
+        Without rounding the result is a float. Rounded, integers stay integers and are exact;
+        divided by zero they give 0. Of floats "floor" is the floor of the exact quotient
+        (1.0 // 0.1 is 9), and "trunc" cuts off the quotient as it is rounded. ValueError for
+        another mode.
+
+        >>> Tensor([7, -7]).div(2).tolist()
+        [3.5, -3.5]
+        >>> Tensor([7, -7]).div(2, rounding_mode="floor").tolist()
+        [3, -4]
+        >>> Tensor([7, -7]).div(2, rounding_mode="trunc").tolist()
+        [3, -3]
         """
         if rounding_mode is None and self.dtype.kind == "f" and isinstance(x, int | float):
             return self._binop(Ops.FDIV, x, reverse)
@@ -279,20 +306,36 @@ class ElementwiseMixin(MovementMixin):
             op = Ops.FLOORDIV if rounding_mode == "floor" else Ops.CDIV
             return self.cast(dtype)._binop(op, other.cast(dtype), reverse)
         dtype = least_upper_float(dtype)
-        quotient = self.cast(dtype)._binop(Ops.FDIV, other.cast(dtype), reverse)
-        if rounding_mode is None:
-            return quotient
-        return quotient.floor() if rounding_mode == "floor" else quotient.trunc()
+        a, b = self.cast(dtype), other.cast(dtype)
+        if reverse:
+            a, b = b, a
+        if rounding_mode == "floor":
+            return a._math("floordiv", b)
+        quotient = a._binop(Ops.FDIV, b, False)
+        return quotient if rounding_mode is None else quotient.trunc()
 
     def mod(self, x: Any, reverse: bool = False) -> Self:
-        """x % y, with the sign of y."""
-        return self._remainder(x, reverse, Ops.FLOORMOD, "floor")
+        """x % y, with the sign of y: what is left over by x // y. `reverse`: y % x.
+
+        Of integers exact, and 0 where y is 0. Of floats exact but for one rounding where the sign
+        is changed, however large the quotient; NaN where y is 0 or x infinite.
+
+        >>> Tensor([7, -7]).mod(3).tolist(), Tensor([5.5, -5.5]).mod(-2).tolist()
+        ([1, 2], [-0.5, -1.5])
+        """
+        return self._remainder(x, reverse, Ops.FLOORMOD, "mod")
 
     def fmod(self, x: Any) -> Self:
-        """The remainder of x / y with the sign of x."""
-        return self._remainder(x, False, Ops.CMOD, "trunc")
+        """The remainder of x / y cut off, with the sign of x. Exact, however large the quotient.
 
-    def _remainder(self, x: Any, reverse: bool, op: Ops, rounding_mode: str) -> Self:
+        Of integers 0 where y is 0; of floats NaN where y is 0 or x infinite.
+
+        >>> Tensor([7, -7]).fmod(3).tolist(), Tensor([1e30]).fmod(7).tolist()
+        ([1, -1], [1.0])
+        """
+        return self._remainder(x, False, Ops.CMOD, "fmod")
+
+    def _remainder(self, x: Any, reverse: bool, op: Ops, name: str) -> Self:
         other = self._operand(x)
         dtype = strong_dtype(least_upper_dtype(self.dtype, other.dtype))
         if dtype is dtypes.bool:
@@ -300,45 +343,63 @@ class ElementwiseMixin(MovementMixin):
         a, b = self.cast(dtype), other.cast(dtype)
         if not dtypes.is_float(dtype):
             return a._binop(op, b, reverse)
-        if reverse:
-            a, b = b, a
-        return a - a.div(b, rounding_mode=rounding_mode) * b
+        return b._math(name, a) if reverse else a._math(name, b)
 
     def neg(self) -> Self:
-        """-x; of a bool: not x."""
+        """-x; of a bool: not x.
+
+        >>> Tensor([1.0, -2.0]).neg().tolist()
+        [-1.0, 2.0]
+        """
         if self.dtype is dtypes.bool:
             return self.logical_not()
         return self._strong()._node(Ops.NEG, strong_dtype(self.dtype))
 
     def pow(self, x: Any, reverse: bool = False) -> Self:
-        """x ** y. An integer to a negative power is a ValueError where the power is a number."""
+        """x ** y as IEEE 754 has it: x ** 0 and 1 ** y are 1, also for NaN. `reverse`: y ** x.
+
+        The number 0.5 as a power is sqrt, which differs for -0.0 and -inf.
+
+        Integers stay integers and wrap; to a negative power only 1 and -1 have one, others give
+        0. ValueError if such a power is a number. The gradient is 0 for x where y is 0, and for y
+        where x is 0 and y not negative.
+
+        >>> Tensor([2.0, 9.0]).pow(0.5).tolist(), Tensor([2, -3]).pow(3).tolist()
+        ([1.4142135381698608, 3.0], [8, -27])
+        >>> Tensor([1, 2, 3]).pow(2.0, reverse=True).tolist()
+        [2.0, 4.0, 8.0]
+        """
         other = self._operand(x)
         base, exponent = (other, self) if reverse else (self, other)
         dtype = strong_dtype(least_upper_dtype(base.dtype, exponent.dtype))
         if dtype is dtypes.bool:
             dtype = dtypes.default_int
-        if not reverse and not isinstance(x, type(self) | Node):
+        number = not isinstance(x, type(self) | Node)
+        if number and not reverse:
             return base.cast(dtype)._constant_power(x)
         if not dtypes.is_float(dtype):
             return base.cast(dtype)._integer_power(exponent.cast(dtype))
-        return base.cast(dtype)._float_power(exponent.cast(dtype))
+        if number and x == 2:
+            return exponent.cast(dtype).exp2()
+        return base.cast(dtype)._math("pow", exponent.cast(dtype))
 
     def _constant_power(self, exponent: float) -> Self:
-        if not dtypes.is_float(self.dtype) and exponent < 0:
-            raise ValueError(
-                f"pow: an integer ({self.dtype}) to the power of {exponent} is no integer; "
-                "cast to a float first"
-            )
-        if math.isfinite(exponent) and exponent == int(exponent):
+        if not dtypes.is_float(self.dtype):
             if exponent < 0:
-                return self._constant_power(-exponent).reciprocal()
+                raise ValueError(
+                    f"pow: an integer ({self.dtype}) to the power of {exponent} is no integer; "
+                    "cast to a float first"
+                )
             if exponent <= 64:
                 return self._repeated_product(int(exponent))
-        elif exponent == 0.5:
+            return self._integer_power(self._scalar(int(exponent), self.dtype))
+        if exponent in (0, 1, 2, 3):  # more products would be less exact than the function
+            return self._repeated_product(int(exponent))
+        if exponent == -1:
+            return self.reciprocal()
+        if exponent == 0.5:
             return self.sqrt()
-        if dtypes.is_float(self.dtype):
-            return self._float_power(self._scalar(exponent, self.dtype))
-        return self._integer_power(self._scalar(int(exponent), self.dtype))
+        return self._math("pow", self._scalar(exponent, self.dtype))
 
     def _repeated_product(self, exponent: int) -> Self:
         """x ** n by squaring: as many products as n has bits, twice at most."""
@@ -369,25 +430,20 @@ class ElementwiseMixin(MovementMixin):
             result = ((n >> bit) & 1).cast(dtypes.bool).where(result * power, result)
         return result
 
-    @in_float32
-    def _float_power(self, exponent: Self) -> Self:
-        """x ** y = 2 ** (y log2 |x|), with the sign and the special cases of IEEE 754's pow."""
-        exponent = exponent.cast(self.dtype)
-        size = self.abs()
-        size = size.eq(1).where(1.0, (exponent * size.log2()).exp2())
-        whole = exponent.trunc().eq(exponent)
-        odd = whole & ((exponent * 0.5).trunc() * 2).ne(exponent)
-        # no sign bit is read: -0.0 to an odd power gives 0.0
-        defined = whole | self.eq(-math.inf)
-        signed = (self < 0).where(odd.where(-size, defined.where(size, math.nan)), size)
-        return (exponent.eq(0) | self.eq(1)).where(1.0, signed)
-
     def maximum(self, x: Any) -> Self:
-        """The larger of two; NaN if one is."""
+        """The larger of two; NaN if one is. Of two equal ones each gets half of the gradient.
+
+        >>> Tensor([1.0, float("nan")]).maximum(2).tolist()
+        [2.0, nan]
+        """
         return self._binop(Ops.MAX, x, False)
 
     def minimum(self, x: Any) -> Self:
-        """The smaller of two; NaN if one is."""
+        """The smaller of two; NaN if one is. Of two equal ones each gets half of the gradient.
+
+        >>> Tensor([1, 5]).minimum(3).tolist()
+        [1, 3]
+        """
         other = self._operand(x)
         dtype = strong_dtype(least_upper_dtype(self.dtype, other.dtype))
         return (
@@ -402,56 +458,115 @@ class ElementwiseMixin(MovementMixin):
         return -self if dtypes.is_float(self.dtype) else ~self
 
     def clamp(self, min_: Any = None, max_: Any = None) -> Self:
-        """Between two bounds, of which one may be None. NaN stays NaN."""
+        """Between two bounds, numbers or tensors, of which one may be None. NaN stays NaN.
+
+        Where min_ is above max_ the result is max_. At a bound the gradient is that of x.
+        ValueError if both are None.
+
+        >>> Tensor([-1, 2, 9]).clamp(0, 5).tolist()
+        [0, 2, 5]
+        """
         if min_ is None and max_ is None:
             raise ValueError("clamp: at least one of min_ and max_ is needed, got None twice")
-        x = self if min_ is None else self.maximum(min_)
-        return x if max_ is None else x.minimum(max_)
+        x = self if min_ is None else (self < min_).where(min_, self)
+        return x if max_ is None else (x > max_).where(max_, x)
 
     def clip(self, min_: Any = None, max_: Any = None) -> Self:
-        """Another name of clamp."""
+        """Another name of clamp.
+
+        >>> Tensor([-1, 2, 9]).clip(max_=5).tolist()
+        [-1, 2, 5]
+        """
         return self.clamp(min_, max_)
 
     # ------------------------------------------------------------ bits and truth
 
     def bitwise_and(self, x: Any, reverse: bool = False) -> Self:
-        """x & y of integers or bools."""
+        """x & y of integers or bools. TypeError for floats.
+
+        >>> Tensor([6, 5]).bitwise_and(3).tolist()
+        [2, 1]
+        """
         return self._integers(Ops.AND, x, reverse)
 
     def bitwise_or(self, x: Any, reverse: bool = False) -> Self:
-        """x | y of integers or bools."""
+        """x | y of integers or bools. TypeError for floats.
+
+        >>> Tensor([6, 5]).bitwise_or(3).tolist()
+        [7, 7]
+        """
         return self._integers(Ops.OR, x, reverse)
 
     def bitwise_xor(self, x: Any, reverse: bool = False) -> Self:
-        """x ^ y of integers or bools."""
+        """x ^ y of integers or bools. TypeError for floats.
+
+        >>> Tensor([6, 5]).bitwise_xor(3).tolist()
+        [5, 6]
+        """
         return self._integers(Ops.XOR, x, reverse)
 
     def bitwise_not(self) -> Self:
-        """~x of integers or bools."""
+        """~x of integers or bools. TypeError for floats.
+
+        >>> Tensor([0, 5]).bitwise_not().tolist(), Tensor([True]).bitwise_not().tolist()
+        ([-1, -6], [False])
+        """
         if self.dtype is dtypes.bool:
             return self.logical_not()
         return self._integers(Ops.XOR, -1, False)
 
     def lshift(self, x: Any, reverse: bool = False) -> Self:
-        """x << y of integers; 0 where y is the width or more."""
-        return self._integers(Ops.SHL, x, reverse, allow_bool=False)
+        """x << y of integers; a bool counts as 0 or 1. TypeError for floats.
+
+        All bits are gone, so it is 0, where y is the width of x or more, or negative.
+
+        >>> Tensor([1, -3]).lshift(2).tolist(), Tensor([1]).lshift(32).tolist()
+        ([4, -12], [0])
+        """
+        return self._shift(Ops.SHL, x, reverse)
 
     def rshift(self, x: Any, reverse: bool = False) -> Self:
-        """x >> y of integers, keeping the sign."""
-        return self._integers(Ops.SHR, x, reverse, allow_bool=False)
+        """x >> y of integers, keeping the sign; a bool counts as 0 or 1. TypeError for floats.
+
+        Where y is the width of x or more, or negative, it is 0, and -1 of a negative x.
+
+        >>> Tensor([9, -9]).rshift(2).tolist(), Tensor([9, -9]).rshift(32).tolist()
+        ([2, -3], [0, -1])
+        """
+        return self._shift(Ops.SHR, x, reverse)
+
+    def _shift(self, op: Ops, x: Any, reverse: bool) -> Self:
+        other = self._operand(x)
+        if least_upper_dtype(self.dtype, other.dtype) is dtypes.bool:
+            return self.cast(dtypes.default_int)._integers(op, other, reverse)
+        return self._integers(op, other, reverse)
 
     def logical_not(self) -> Self:
-        """True where this is false or zero."""
+        """True where this is false or zero; NaN is neither.
+
+        >>> Tensor([0.0, -0.0, 2.0, float("nan")]).logical_not().tolist()
+        [True, True, False, False]
+        """
         return self.cast(dtypes.bool)._binop(Ops.CMPNE, True, False)
 
     # ------------------------------------------------------------ comparisons
 
     def eq(self, x: Any) -> Self:
-        """x == y; false where one is NaN."""
+        """x == y; false where one is NaN. Integers of different dtypes meet as in arithmetic.
+
+        A Python int that the dtype can not hold is compared by its value.
+
+        >>> Tensor([1, 2]).eq(2.0).tolist(), Tensor([255], dtype="uint8").eq(-1).tolist()
+        ([False, True], [False])
+        """
         return self._binop(Ops.CMPEQ, x, False)
 
     def ne(self, x: Any) -> Self:
-        """x != y; true where one is NaN."""
+        """x != y; true where one is NaN.
+
+        >>> Tensor([1.0, float("nan")]).ne(1).tolist()
+        [False, True]
+        """
         return self._binop(Ops.CMPNE, x, False)
 
     def _less_equal(self, x: Any, reverse: bool) -> Self:
@@ -462,30 +577,58 @@ class ElementwiseMixin(MovementMixin):
         return self._binop(Ops.CMPLT, other, not reverse).logical_not()
 
     def isnan(self) -> Self:
-        """True where this is NaN."""
+        """True where this is NaN.
+
+        >>> Tensor([1.0, float("nan")]).isnan().tolist()
+        [False, True]
+        """
         return self.ne(self)
 
     def isinf(self, detect_positive: bool = True, detect_negative: bool = True) -> Self:
-        """True where this is an infinity of a sign asked for."""
+        """True where this is an infinity of a sign asked for.
+
+        >>> Tensor([math.inf, -math.inf]).isinf(detect_negative=False).tolist()
+        [True, False]
+        """
         if not dtypes.is_float(self.dtype):
             return self.ne(self)
         return (self.eq(math.inf) & detect_positive) | (self.eq(-math.inf) & detect_negative)
 
     def isfinite(self) -> Self:
-        """True where this is neither NaN nor an infinity."""
-        return (self.isnan() | self.isinf()).logical_not()
+        """True where this is neither NaN nor an infinity.
+
+        >>> Tensor([1.0, math.inf, math.nan]).isfinite().tolist()
+        [True, False, False]
+        """
+        if not dtypes.is_float(self.dtype):
+            return self.eq(self)
+        return self._strong().abs() < math.inf
 
     def isclose(
         self, other: Any, rtol: float = 1e-05, atol: float = 1e-08, equal_nan: bool = False
     ) -> Self:
-        """True where |x - y| <= atol + rtol |y|, or both are the same infinity."""
+        """True where |x - y| <= atol + rtol |y|, or both are the same infinity.
+
+        NaN is close to nothing, or with `equal_nan` to NaN.
+
+        >>> Tensor([1.0, 1.1, math.inf]).isclose(Tensor([1.000001, 1.0, math.inf])).tolist()
+        [True, False, True]
+        """
         y = self._operand(other)
-        near = (self - y).abs() <= atol + rtol * y.abs()
+        distance = self.maximum(y) - self.minimum(y)  # of unsigned integers too
+        near = distance <= atol + rtol * y.abs()
         close = (self.isfinite() & y.isfinite() & near) | self.eq(y)
         return close | (self.isnan() & y.isnan()) if equal_nan else close
 
     def where(self, x: Any, y: Any) -> Self:
-        """x where this condition is true, y elsewhere. TypeError if the condition is not bool."""
+        """x where this condition is true, y elsewhere: numbers or tensors, promoted, broadcast.
+
+        The gradient of what was not chosen is 0, also where it is infinite or NaN. TypeError if
+        the condition is not bool.
+
+        >>> (Tensor([1, 5]) > 3).where(Tensor([10, 20]), -1.5).tolist()
+        [-1.5, 20.0]
+        """
         if self.dtype is not dtypes.bool:
             raise TypeError(
                 f"where: the condition must be bool, got {self.dtype}; compare it with 0"
@@ -499,44 +642,64 @@ class ElementwiseMixin(MovementMixin):
         )
 
     def masked_fill(self, mask: Self, value: Any) -> Self:
-        """`value` where the mask is true, this elsewhere."""
+        """`value` where the mask is true, this elsewhere; the three are broadcast.
+
+        TypeError if the mask is not bool.
+
+        >>> Tensor([1, 2, 3]).masked_fill(Tensor([True, False, True]), 0).tolist()
+        [0, 2, 0]
+        """
         return mask.where(value, self)
 
     # ------------------------------------------------------------ rounding and signs
 
     def trunc(self) -> Self:
-        """Rounded towards zero."""
+        """Rounded towards zero. Integers stay as they are.
+
+        >>> Tensor([2.7, -2.7]).trunc().tolist()
+        [2.0, -2.0]
+        """
         return self._node(Ops.TRUNC, self.dtype) if self._rounds() else self._same()
 
     def _rounds(self) -> bool:
         return dtypes.is_float(self.dtype) and self.dtype not in dtypes.weaks
 
     def floor(self) -> Self:
-        """Rounded down."""
+        """Rounded down. Integers stay as they are.
+
+        >>> Tensor([2.7, -2.2]).floor().tolist()
+        [2.0, -3.0]
+        """
         if not self._rounds():
             return self._same()
         whole = self.trunc()
         return (self < whole).where(whole - 1, whole)
 
     def ceil(self) -> Self:
-        """Rounded up."""
+        """Rounded up. Integers stay as they are.
+
+        >>> Tensor([2.2, -2.7]).ceil().tolist()
+        [3.0, -2.0]
+        """
         if not self._rounds():
             return self._same()
         whole = self.trunc()
         return (whole < self).where(whole + 1, whole)
 
     def round(self) -> Self:
-        """Rounded to the nearest whole number, a half to the even one."""
-        if not self._rounds():
-            return self._same()
-        whole = self.trunc()
-        rest = (self - whole).abs()  # exact
-        odd = ((whole * 0.5).trunc() * 2).ne(whole)
-        up = (rest > 0.5) | (rest.eq(0.5) & odd)
-        return up.where(whole + (self < 0).where(-1, 1).cast(self.dtype), whole)
+        """Rounded to the nearest whole number, a half to the even one. Integers stay as they are.
+
+        >>> Tensor([0.5, 1.5, 2.6, -2.5]).round().tolist()
+        [0.0, 2.0, 3.0, -2.0]
+        """
+        return self._math("round") if self._rounds() else self._same()
 
     def sign(self) -> Self:
-        """1, 0 or -1; NaN of NaN, and a zero keeps its sign."""
+        """1, 0 or -1; NaN of NaN, and a zero keeps its sign. The gradient is 0.
+
+        >>> Tensor([3.0, 0.0, -2.0]).sign().tolist()
+        [1.0, 0.0, -1.0]
+        """
         if self.dtype is dtypes.bool:
             return self._same()
         x = self._strong()
@@ -544,190 +707,244 @@ class ElementwiseMixin(MovementMixin):
         return positive if dtypes.is_unsigned(x.dtype) else (x < 0).where(-1, positive)
 
     def abs(self) -> Self:
-        """Without its sign."""
+        """Without its sign. The smallest integer has no other and stays. The gradient at 0 is 0.
+
+        >>> Tensor([1.5, -2.5]).abs().tolist()
+        [1.5, 2.5]
+        """
         if self.dtype is dtypes.bool or dtypes.is_unsigned(self.dtype):
             return self._same()
-        return self.maximum(-self)
+        x = self._strong()
+        return x._math("abs") if dtypes.is_float(x.dtype) else x.maximum(-x)
 
     def copysign(self, other: Any) -> Self:
-        """The size of this with the sign of `other`, that of a zero included."""
-        y = self._operand(other)._as_float()
-        negative = (y < 0) | (y.eq(0) & (y.reciprocal() < 0))
-        size = self._as_float().abs()
-        return negative.where(-size, size)
+        """The size of this with the sign of `other`, that of -0.0 and of a NaN included.
+
+        >>> Tensor([1.0, -2.0]).copysign(Tensor([-0.0, 3.0])).tolist()
+        [-1.0, 2.0]
+        """
+        y = self._operand(other)
+        dtype = strong_dtype(least_upper_dtype(self.dtype, y.dtype))
+        if dtypes.is_float(dtype):
+            return self.cast(dtype)._math("copysign", y.cast(dtype))
+        if dtype is dtypes.bool:
+            dtype = dtypes.default_int
+        size = self.cast(dtype).abs()
+        return (y.cast(dtype) < 0).where(-size, size)
 
     # ------------------------------------------------------------ powers and exponentials
 
     def square(self) -> Self:
-        """x * x."""
+        """x * x.
+
+        >>> Tensor([3, -4]).square().tolist()
+        [9, 16]
+        """
         return self * self
 
     def sqrt(self) -> Self:
-        """The square root; NaN below zero."""
-        return self._as_float()._unary(Ops.SQRT)
+        """The square root; NaN below zero, -0.0 of -0.0. Its slope at 0 is infinite.
 
+        >>> Tensor([4.0, 2.25]).sqrt().tolist()
+        [2.0, 1.5]
+        """
+        return self._unary(Ops.SQRT)
+
+    @in_float32
     def rsqrt(self) -> Self:
-        """1 / sqrt(x)."""
+        """1 / sqrt(x).
+
+        >>> Tensor([4.0, 0.25]).rsqrt().tolist()
+        [0.5, 2.0]
+        """
         return self.sqrt().reciprocal()
 
     def reciprocal(self) -> Self:
-        """1 / x."""
-        return self._as_float()._unary(Ops.RECIPROCAL)
+        """1 / x; an infinity of a zero, with its sign.
+
+        >>> Tensor([4.0, -0.0]).reciprocal().tolist()
+        [0.25, -inf]
+        """
+        return self._unary(Ops.RECIPROCAL)
 
     def _unary(self, op: Ops) -> Self:
-        return self._node(op, self.dtype)
+        x = self._as_float()
+        return x._node(op, x.dtype)
+
+    def exp(self) -> Self:
+        """e ** x. How exact this and what follows is stands in docs/accuracy.md.
+
+        >>> Tensor([0.0, 1.0]).exp().tolist()
+        [1.0, 2.7182817459106445]
+        """
+        return self._function("exp")
 
     def exp2(self) -> Self:
-        """2 ** x."""
-        return self._as_float()._unary(Ops.EXP2)
+        """2 ** x.
+
+        >>> Tensor([3.0, -1.0]).exp2().tolist()
+        [8.0, 0.5]
+        """
+        return self._unary(Ops.EXP2)
+
+    def log(self) -> Self:
+        """The natural logarithm; NaN below zero, -inf of a zero.
+
+        >>> Tensor([1.0, math.e]).log().tolist()
+        [0.0, 1.0]
+        """
+        return self._function("log")
 
     def log2(self) -> Self:
-        """The logarithm to base 2."""
-        return self._as_float()._unary(Ops.LOG2)
+        """The logarithm to base 2.
+
+        >>> Tensor([8, 0.5]).log2().tolist()
+        [3.0, -1.0]
+        """
+        return self._unary(Ops.LOG2)
+
+    def log10(self) -> Self:
+        """The logarithm to base 10.
+
+        >>> Tensor([1000.0, 0.1]).log10().tolist()
+        [3.0, -1.0]
+        """
+        return self._function("log10")
+
+    def logaddexp(self, other: Any) -> Self:
+        """log(exp(x) + exp(y)), without overflow; of two equal infinities that infinity.
+
+        >>> Tensor([1000.0, -math.inf]).logaddexp(Tensor([1000.0, -math.inf])).tolist()
+        [1000.6931762695312, -inf]
+        """
+        y = self._operand(other)
+        dtype = strong_dtype(least_upper_float(least_upper_dtype(self.dtype, y.dtype)))
+        wide = least_upper_dtype(dtype, dtypes.float32)
+        a, b = self.cast(dtype).cast(wide), y.cast(dtype).cast(wide)
+        apart = a.maximum(b) + (-(a - b).abs()).exp()._math("log1p")
+        return a.eq(b).where(a * 0.5 + b * 0.5 + math.log(2), apart).cast(dtype)
+
+    # ------------------------------------------------------------ angles
 
     def sin(self) -> Self:
-        """The sine of an angle in radians."""
-        return self._as_float()._unary(Ops.SIN)
+        """The sine of an angle in radians, exact to the last place however large it is.
 
-    @in_float32
-    def exp(self) -> Self:
-        """e ** x."""
-        return (self * (1 / math.log(2))).exp2()
+        >>> Tensor([0.0, 1e22]).sin().tolist()
+        [0.0, -0.734081506729126]
+        """
+        return self._unary(Ops.SIN)
 
-    @in_float32
-    def log(self) -> Self:
-        """The natural logarithm."""
-        return self.log2() * math.log(2)
-
-    @in_float32
-    def log10(self) -> Self:
-        """The logarithm to base 10."""
-        return self.log2() * math.log10(2)
-
-    @in_float32
     def cos(self) -> Self:
-        """The cosine of an angle in radians, as 1 - 2 sin²(x / 2): no large angle is rounded."""
-        return 1 - (self * 0.5).sin().square() * 2
+        """The cosine of an angle in radians.
 
-    @in_float32
+        >>> Tensor([0.0, math.pi]).cos().tolist()
+        [1.0, -1.0]
+        """
+        return self._function("cos")
+
     def tan(self) -> Self:
-        """The tangent of an angle in radians."""
-        return self.sin() / self.cos()
+        """The tangent of an angle in radians.
 
-    @in_float32
+        >>> Tensor([0.0, math.pi / 4]).tan().tolist()
+        [0.0, 1.0]
+        """
+        return self._function("tan")
+
+    def asin(self) -> Self:
+        """The angle from -pi/2 to pi/2 with that sine; NaN beyond 1.
+
+        >>> Tensor([0.0, 1.0]).asin().tolist()
+        [0.0, 1.5707963705062866]
+        """
+        return self._function("asin")
+
+    def acos(self) -> Self:
+        """The angle from 0 to pi with that cosine; NaN beyond 1.
+
+        >>> Tensor([1.0, 0.0]).acos().tolist()
+        [0.0, 1.5707963705062866]
+        """
+        return self._function("acos")
+
+    def atan(self) -> Self:
+        """The angle from -pi/2 to pi/2 with that tangent.
+
+        >>> Tensor([1.0, -math.inf]).atan().tolist()
+        [0.7853981852531433, -1.5707963705062866]
+        """
+        return self._function("atan")
+
+    # ------------------------------------------------------------ hyperbolic functions, erf
+
     def sinh(self) -> Self:
-        """The hyperbolic sine."""
-        return (self.exp() - (-self).exp()) * 0.5
+        """The hyperbolic sine.
 
-    @in_float32
+        >>> Tensor([0.0, 1.0]).sinh().tolist()
+        [0.0, 1.175201177597046]
+        """
+        return self._function("sinh")
+
     def cosh(self) -> Self:
-        """The hyperbolic cosine."""
-        return (self.exp() + (-self).exp()) * 0.5
+        """The hyperbolic cosine.
 
-    @in_float32
+        >>> Tensor([0.0, 1.0]).cosh().tolist()
+        [1.0, 1.5430806875228882]
+        """
+        return self._function("cosh")
+
     def tanh(self) -> Self:
-        """The hyperbolic tangent: (1 - e) / (1 + e) with e = exp(-2|x|), near 0 by its series."""
-        size = self.abs()
-        e = (size * -2).exp()
-        ratio = (1 - e) / (1 + e)
-        x2, series = self.square(), self._scalar(_TANH_SERIES[0], self.dtype)
-        for c in _TANH_SERIES[1:]:
-            series = series * x2 + c
-        return (size < 0.125).where(self * series, (self < 0).where(-ratio, ratio))
+        """The hyperbolic tangent.
 
-    @in_float32
+        >>> Tensor([0.0, 1.0, -math.inf]).tanh().tolist()
+        [0.0, 0.7615941762924194, -1.0]
+        """
+        return self._function("tanh")
+
+    def asinh(self) -> Self:
+        """The inverse of sinh.
+
+        >>> Tensor([0.0, 1.0]).asinh().tolist()
+        [0.0, 0.8813735842704773]
+        """
+        return self._function("asinh")
+
+    def acosh(self) -> Self:
+        """The inverse of cosh, from 0 on; NaN below 1.
+
+        >>> Tensor([1.0, 2.0]).acosh().tolist()
+        [0.0, 1.316957950592041]
+        """
+        return self._function("acosh")
+
+    def atanh(self) -> Self:
+        """The inverse of tanh; NaN beyond 1, an infinity at it.
+
+        >>> Tensor([0.5, -1.0]).atanh().tolist()
+        [0.5493061542510986, -inf]
+        """
+        return self._function("atanh")
+
     def erf(self) -> Self:
-        """The error function, to 1.5e-7 (Abramowitz & Stegun, 1964, 7.1.26)."""
-        t = (1 + 0.3275911 * self.abs()).reciprocal()
-        series = self._scalar(0.0, self.dtype)
-        for c in (1.061405429, -1.453152027, 1.421413741, -0.284496736, 0.254829592):
-            series = (series + c) * t
-        size = 1 - series * (-self.square()).exp()
-        return (self < 0).where(-size, size)
+        """The error function, 2 / sqrt(pi) times the integral of exp(-t**2) from 0 to x.
 
-    @in_float32
-    def sigmoid(self) -> Self:
-        """1 / (1 + exp(-x))."""
-        return (1 + (self * (-1 / math.log(2))).exp2()).reciprocal()
-
-    # ------------------------------------------------------------ activations
-
-    def relu(self) -> Self:
-        """max(x, 0), with gradient 0 at 0; NaN stays NaN."""
-        return (self <= 0).where(0, self)
-
-    def relu6(self) -> Self:
-        """min(max(x, 0), 6)."""
-        return self.relu() - (self - 6).relu()
-
-    def leaky_relu(self, neg_slope: float = 0.01) -> Self:
-        """x where positive, else neg_slope * x."""
-        return (self < 0).where(neg_slope * self, self)
-
-    @in_float32
-    def silu(self) -> Self:
-        """x * sigmoid(x) (Elfwing et al., 2018)."""
-        return self * self.sigmoid()
-
-    def swish(self) -> Self:
-        """Another name of silu."""
-        return self.silu()
-
-    @in_float32
-    def gelu(self, approximate: str = "tanh") -> Self:
-        """x times the normal distribution's share below x (Hendrycks & Gimpel, 2016)."""
-        if approximate == "tanh":
-            inner = math.sqrt(8 / math.pi) * self * (1 + 0.044715 * self.square())
-            return self * inner.sigmoid()  # (1 + tanh(u)) / 2 = sigmoid(2u)
-        if approximate != "none":
-            raise ValueError(f'gelu: approximate is "tanh" or "none", got {approximate!r}')
-        return 0.5 * self * (1 + (self * math.sqrt(0.5)).erf())
-
-    @in_float32
-    def quick_gelu(self) -> Self:
-        """x * sigmoid(1.702 x)."""
-        return self * (self * 1.702).sigmoid()
-
-    @in_float32
-    def softplus(self, beta: float = 1.0) -> Self:
-        """log(1 + exp(beta x)) / beta, without overflow."""
-        bx = self * beta
-        return (bx.maximum(0) + (1 + (-bx.abs()).exp()).log()) * (1 / beta)
-
-    @in_float32
-    def logsigmoid(self) -> Self:
-        """log(sigmoid(x)), without overflow."""
-        return -(-self).softplus()
-
-    @in_float32
-    def mish(self) -> Self:
-        """x * tanh(softplus(x)) (Misra, 2019)."""
-        return self * self.softplus().tanh()
-
-    @in_float32
-    def elu(self, alpha: float = 1.0) -> Self:
-        """x where positive, else alpha * (exp(x) - 1)."""
-        return (self > 0).where(self, alpha * (self.minimum(0).exp() - 1))
-
-    def hardtanh(self, min_val: float = -1, max_val: float = 1) -> Self:
-        """Between two bounds."""
-        return self.clamp(min_val, max_val)
-
-    def hardsigmoid(self, alpha: float = 1 / 6, beta: float = 0.5) -> Self:
-        """alpha x + beta, between 0 and 1."""
-        x = alpha * self + beta
-        return x.relu() - (x - 1).relu()
-
-    def hardswish(self) -> Self:
-        """x * relu6(x + 3) / 6."""
-        return self * (self + 3).relu6() * (1 / 6)
-
-    def softsign(self) -> Self:
-        """x / (1 + |x|)."""
-        return self / (1 + self.abs())
+        >>> Tensor([0.0, 1.0]).erf().tolist()
+        [0.0, 0.8427007794380188]
+        """
+        return self._function("erf")
 
     def lerp(self, end: Any, weight: Any) -> Self:
-        """The way from this to `end`, a share `weight` of it."""
+        """The way from this to `end`, a share `weight` of it: a number or a tensor.
+
+        Of bytes (uint8) with a tensor of weights: in steps of 1/128, rounded to a byte.
+
+        >>> Tensor([1.0, 2.0]).lerp(Tensor([3.0, 4.0]), 0.25).tolist()
+        [1.5, 2.5]
+        """
+        if self.dtype is dtypes.uint8 and isinstance(weight, type(self)):
+            share = (weight * 128 + 0.5).cast(dtypes.int32)
+            a = self.cast(dtypes.int32)
+            way = (self._operand(end).cast(dtypes.int32) - a) * share
+            return (a + ((way + 64) >> 7)).cast(dtypes.uint8)
         return self + (self._operand(end) - self) * weight
 
     # ------------------------------------------------------------ operators

@@ -9,13 +9,14 @@ from tiny._core.args import ReduceArg
 from tiny._core.ops import Ops
 from tiny.dtype import DTypeLike, dtypes, strong_dtype, sum_acc_dtype
 from tiny.helpers import make_tuple
-from tiny.mixin.elementwise import ElementwiseMixin, in_float32
+from tiny.mixin.activations import ActivationsMixin
+from tiny.mixin.elementwise import in_float32
 from tiny.mixin.sizes import difference, is_at_most, most, product
 
 Axis = int | Sequence[int] | None
 
 
-class ReduceMixin(ElementwiseMixin):
+class ReduceMixin(ActivationsMixin):
     """Reductions along `axis` (None: all); with `keepdim` the dimensions stay, with size 1."""
 
     __slots__ = ()

@@ -288,6 +288,8 @@ def _elementwise(uop: UOp, src: list[Value]) -> Value:
         return _scalar(np.asarray(src[0]).view(np.uint8) != 0)
     if uop.op is Ops.BITCAST:
         return _scalar(np.asarray(src[0]).view(_to_np_dtype(uop.dtype)))
+    if uop.op is Ops.MATH:
+        return _FUNCTIONS[uop.arg](*src)
     return _OPERATIONS[uop.op](*src)
 
 
@@ -383,16 +385,58 @@ def _fused(a: Value, b: Value, c: Value) -> Value:
         return np.float64(np.inf if exact > 0 else -np.inf)
 
 
-def _in_float64(f: Callable[[Value], Value]) -> Callable[[Value], Value]:
-    """A function of floats, computed in float64 and rounded."""
-    return lambda x: _scalar(np.asarray(f(np.asarray(x, np.float64))).astype(np.asarray(x).dtype))
+def _wide(f: Callable[..., Value], kind: Any = np.longdouble) -> Callable[..., Value]:
+    """A function of floats, computed in the widest float that there is, and rounded."""
+    return lambda *x: _scalar(
+        np.asarray(f(*[np.asarray(v).astype(kind) for v in x])).astype(np.asarray(x[0]).dtype)
+    )
+
+
+def _by_python(f: Callable[[float], float]) -> Callable[..., Value]:
+    """A function of Python's floats, of each lane."""
+    return _wide(np.vectorize(f, otypes=[np.float64]), np.float64)
+
+
+def _sigmoid(x: Value) -> Value:
+    small = np.exp(-np.abs(x))
+    return np.where(x < 0, small, np.ones_like(small)) / (1 + small)
+
+
+_FUNCTIONS: dict[str, Callable[..., Value]] = {
+    "exp": _wide(np.exp),
+    "expm1": _wide(np.expm1),
+    "log": _wide(np.log),
+    "log1p": _wide(np.log1p),
+    "log10": _wide(np.log10),
+    "cos": _wide(np.cos),
+    "tan": _wide(np.tan),
+    "asin": _wide(np.arcsin),
+    "acos": _wide(np.arccos),
+    "atan": _wide(np.arctan),
+    "sinh": _wide(np.sinh),
+    "cosh": _wide(np.cosh),
+    "tanh": _wide(np.tanh),
+    "asinh": _wide(np.arcsinh),
+    "acosh": _wide(np.arccosh),
+    "atanh": _wide(np.arctanh),
+    "erf": _by_python(math.erf),
+    "erfc": _by_python(math.erfc),
+    "sigmoid": _wide(_sigmoid),
+    "pow": _wide(np.power),
+    "fmod": _wide(np.fmod),
+    "mod": _wide(np.remainder),
+    "floordiv": _wide(np.floor_divide),
+    "round": np.rint,
+    "abs": np.abs,
+    "copysign": np.copysign,
+}
 
 
 _OPERATIONS: dict[Ops, Callable[..., Value]] = {
     Ops.NEG: np.negative,
-    Ops.EXP2: _in_float64(np.exp2),
-    Ops.LOG2: _in_float64(np.log2),
-    Ops.SIN: _in_float64(np.sin),
+    Ops.EXP2: _wide(np.exp2),
+    Ops.LOG2: _wide(np.log2),
+    Ops.SIN: _wide(np.sin),
     Ops.SQRT: np.sqrt,
     Ops.RECIPROCAL: lambda x: np.divide(np.ones_like(x), x),
     Ops.TRUNC: np.trunc,

@@ -37,6 +37,9 @@ WORK = {
     Ops.CMOD: 4,
     Ops.THREEFRY: 100,
 }
+# the same of functions by name
+FUNCTION_WORK = {"abs": 1, "round": 5, "copysign": 3, "exp": 11, "log": 11, "sigmoid": 16}
+OTHER_FUNCTION_WORK = 30
 # Above this many cells evaluated for one element, users take a value for a stored one.
 LARGEST_SET = 96
 # A value expanded this often or more costs its users what loading it would.
@@ -48,6 +51,14 @@ CLOSED_FORM_WORK = 16
 HANDFUL = 16
 # Operands told apart below one value.
 MOST_OPERANDS = 4
+
+
+def work_of(node: UOp) -> int:
+    """What an operation costs, in additions."""
+    if node.op is Ops.MATH:
+        return FUNCTION_WORK.get(node.arg, OTHER_FUNCTION_WORK)
+    return WORK.get(node.op, 1)
+
 
 # Bit masks of dimensions: along which of them each operand of a value varies.
 Operands = tuple[int, ...]
@@ -121,8 +132,12 @@ def estimate_costs(g: TensorGraph, stored: frozenset[int]) -> Costs:
                     foot[i] = count = 1
                 entry_work[i], entry_nbytes[i] = w, b = count * (w + 1), count * b
                 cells = frozenset((i,))
+            elif kind == PICK:
+                entry_work[i] = 1.0
+                w += 1.0
+                cells |= {i}
             elif kind == COMPUTE:
-                entry_work[i] = WORK.get(g.nodes[i].op, 1)
+                entry_work[i] = work_of(g.nodes[i])
                 w += entry_work[i]
                 cells |= {i}
                 if b == 0 and w < WORK[Ops.THREEFRY] and dtypes.is_int(g.nodes[i].dtype):

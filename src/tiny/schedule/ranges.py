@@ -11,7 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from tiny._core.index import apply_movement
-from tiny.schedule.costs import WORK, Costs, estimate_costs
+from tiny._core.symbolic import simplify
+from tiny.dtype import dtypes
+from tiny.schedule.costs import Costs, estimate_costs, work_of
 from tiny.schedule.graph import (
     COMPUTE,
     EFFECT,
@@ -337,8 +339,8 @@ class _Walk:
     def count_work(self, i: int, r: Request) -> None:
         """Add the operations of a cell that is computed at a request."""
         g = self.g
-        if g.kind[i] == COMPUTE:
-            work: float = WORK.get(g.nodes[i].op, 1)
+        if g.kind[i] in (COMPUTE, PICK):
+            work: float = work_of(g.nodes[i])
         elif g.kind[i] == REDUCE:
             work = g.numel[g.src[i][0]] / g.numel[i]
         else:

@@ -60,7 +60,7 @@ class GroupOp:
     Ternary = frozenset({Ops.WHERE, Ops.MULACC})
     Elementwise = ELEMENTWISE
     ALU = ELEMENTWISE - {Ops.CAST, Ops.BITCAST}
-    Binary = ALU - Unary - Ternary
+    Binary = ALU - Unary - Ternary - {Ops.MATH}  # which has as many as its function
     Commutative = COMMUTATIVE
     Comparison = frozenset({Ops.CMPLT, Ops.CMPNE, Ops.CMPEQ})
     Associative = frozenset({Ops.ADD, Ops.MUL, Ops.AND, Ops.OR, Ops.MAX})

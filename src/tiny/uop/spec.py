@@ -28,6 +28,7 @@ from tiny._core.args import (
 from tiny._core.match import PatternMatcher
 from tiny._core.ops import Ops
 from tiny.dtype import DType, dtypes
+from tiny.uop.functions import ARITY
 from tiny.uop.ops import GroupOp, UOp
 from tiny.uop.printing import describe, graph_text, list_text
 from tiny.uop.upat import UPat
@@ -133,6 +134,11 @@ def has_float_dtype(x: UOp) -> bool:
     return has_own_dtype(x) and is_float(x.dtype)
 
 
+def is_function(x: UOp) -> bool:
+    """A MATH names a function of floats, and has as many operands as that."""
+    return type(x.arg) is str and len(x.src) == ARITY.get(x.arg) and has_float_dtype(x)
+
+
 def has_integer_dtype(x: UOp) -> bool:
     """The op is for integers."""
     return has_own_dtype(x) and is_integral(x.dtype)
@@ -204,6 +210,7 @@ spec_arithmetic = PatternMatcher(
         (UPat(Ops.CAST, src=_operands(1), name="x"), lambda x: x.dtype is not dtypes.void),
         (UPat(Ops.BITCAST, src=_operands(1), name="x"), keeps_size),
         (UPat(_FLOAT, src=_operands(1), name="x"), has_float_dtype),
+        (UPat(Ops.MATH, name="x"), is_function),
         (UPat(Ops.FDIV, src=_operands(2), name="x"), has_float_dtype),
         (UPat(Ops.NEG, src=_operands(1), name="x"), has_signed_dtype),
         (UPat((Ops.ADD, Ops.MUL, Ops.SUB, Ops.MAX), src=_operands(2), name="x"), has_any_dtype),

@@ -2,7 +2,7 @@
 
 - Arithmetic of float16, bfloat16 and the eight-bit floats: in float32, each result rounded to
   nearest even. Values stay in their storage type between a load and a store.
-- EXP2, LOG2, SIN, THREEFRY, RECIPROCAL, where they are not among `Target.native_ops`.
+- MATH, EXP2, LOG2, SIN, THREEFRY, RECIPROCAL, where they are not among `Target.native_ops`.
 - Division and modulo of integers by a power of two. Those of dtype `index` are left as they are,
   since passes over index expressions follow: `lower_division` is for after them.
 
@@ -16,14 +16,8 @@ import struct
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
-from tiny.codegen.lower.transcendental import (
-    cos,
-    exp,
-    exp2,
-    largest_magnitude,
-    log2,
-    sin,
-)
+from tiny.codegen.lower.functions import IN_FLOAT32, LOWERED, PERIODIC
+from tiny.codegen.lower.trigonometry import largest_magnitude
 from tiny.dtype import DType, dtypes, truncate
 from tiny.uop.ops import GroupOp, Ops, UOp
 
@@ -40,12 +34,7 @@ def decompose(sink: UOp, target: Target) -> UOp:
     """
     lowered: dict[UOp, UOp] = {}
     for node in sink.postorder():
-        angle = None if Ops.SIN in target.native_ops else _angle_of_cosine(node)
-        if angle is not None:
-            lowered[node] = _sine(angle, lowered[angle], target, cos)
-        else:
-            src = tuple([lowered[s] for s in node.src])
-            lowered[node] = _lower_node(node, src, target)
+        lowered[node] = _lower_node(node, tuple([lowered[s] for s in node.src]), target)
     return lowered[sink]
 
 
@@ -76,10 +65,8 @@ _ARITHMETIC = GroupOp.ALU - {Ops.WHERE}
 def _lower_operation(node: UOp, op: Ops, dtype: DType, src: tuple[UOp, ...], target: Target) -> UOp:
     """An operation whose operands are of a dtype that the target computes with."""
     if op not in target.native_ops:
-        if op is Ops.SIN:
-            return _sine(node.src[0], src[0], target, sin)
-        if op is Ops.EXP2:
-            return _power(src[0])
+        if (name := _NAMES.get(op) or node.arg if op in _FUNCTIONS else None) is not None:
+            return _function(name, node.src[0], src, target)
         if (make := _MADE_OF_OTHERS.get(op)) is not None:
             return make(*src)
     if dtype.kind in "iu" and (shifted := _divide_by_shift(op, src)) is not None:
@@ -91,42 +78,26 @@ def _lower_operation(node: UOp, op: Ops, dtype: DType, src: tuple[UOp, ...], tar
     return UOp(op, dtype, src, node.arg)
 
 
-# ---------------------------------------------------------------- transcendentals
+# ---------------------------------------------------------------- functions
+
+_NAMES = {Ops.EXP2: "exp2", Ops.LOG2: "log2", Ops.SIN: "sin"}
+_FUNCTIONS = {*_NAMES, Ops.MATH}
 
 
-def _power(x: UOp) -> UOp:
-    """2**x. The front end's e**y is 2**(y / ln 2): it gets a function of its own."""
-    if x.op is Ops.MUL:
-        for y, factor in (x.src, x.src[::-1]):
-            if factor.op is Ops.CONST and abs(factor.arg) == truncate[x.dtype](1 / math.log(2)):
-                return exp(y if factor.arg > 0 else y.alu(Ops.NEG))
-    return exp2(x)
-
-
-def _angle_of_cosine(node: UOp) -> UOp | None:
-    """x of 1 - 2 sin(x / 2)**2, which is cos(x) as the front end and gradients write it."""
-    if node.op is not Ops.SUB or node.dtype not in (dtypes.float32, dtypes.float64):
-        return None
-    one, double = node.src
-    if one is not node.const_like(1) or double.op is not Ops.MUL:
-        return None
-    square, two = double.src
-    if two is not node.const_like(2) or square.op is not Ops.MUL:
-        return None
-    sine, half = square.src[0], square.src[0].src[0] if square.src[0].src else node
-    if square.src[1] is not sine or sine.op is not Ops.SIN or half.op is not Ops.MUL:
-        return None
-    return half.src[0] if half.src[1] is node.const_like(0.5) else None
-
-
-def _sine(before: UOp, x: UOp, target: Target, function: Callable[..., UOp]) -> UOp:
-    """sin(x) or cos(x), `before` being x before it was lowered."""
-    if x.dtype is dtypes.float32 and dtypes.float64 not in target.dtypes:
+def _function(name: str, before: UOp, src: tuple[UOp, ...], target: Target) -> UOp:
+    """A function of float32 or float64, `before` being its operand before it was lowered."""
+    if (
+        src[0].dtype is dtypes.float32
+        and name not in IN_FLOAT32
+        and dtypes.float64 not in target.dtypes
+    ):
         raise TypeError(
-            f"{target.device}: SIN is made of float64 arithmetic there, which it lacks; "
+            f"{target.device}: {name} is made of float64 arithmetic there, which it lacks; "
             "compute it on another device"
         )
-    return function(x, largest_magnitude(before))
+    if name in PERIODIC:
+        return PERIODIC[name](src[0], largest_magnitude(before))
+    return LOWERED[name](*src)
 
 
 # ---------------------------------------------------------------- division
@@ -191,7 +162,6 @@ def threefry(x: UOp, key: UOp) -> UOp:
 
 
 _MADE_OF_OTHERS: dict[Ops, Callable[..., UOp]] = {
-    Ops.LOG2: log2,
     Ops.THREEFRY: threefry,
     Ops.RECIPROCAL: lambda x: x.const_like(1.0).alu(Ops.FDIV, x),
 }

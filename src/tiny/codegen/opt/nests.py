@@ -14,6 +14,8 @@ from tiny.uop.ops import GroupOp, Ops, UOp
 
 __all__ = ["Access", "Nest", "axes_of", "find_nests"]
 
+# Instructions an operation is made of. Of functions without a weight: so many.
+OTHER_FUNCTIONS = 60
 WEIGHTS = {
     Ops.EXP2: 20,
     Ops.LOG2: 24,
@@ -27,6 +29,24 @@ WEIGHTS = {
     Ops.CDIV: 20,
     Ops.CMOD: 20,
 }
+FUNCTION_WEIGHTS = {
+    "abs": 1,
+    "round": 6,
+    "copysign": 3,
+    "exp": 21,
+    "log": 25,
+    "sigmoid": 30,
+    "tanh": 30,
+    "expm1": 22,
+    "log1p": 32,
+}
+
+
+def weight_of(node: UOp) -> int:
+    """How many instructions an operation is made of."""
+    if node.op is Ops.MATH:
+        return FUNCTION_WEIGHTS.get(node.arg, OTHER_FUNCTIONS)
+    return WEIGHTS.get(node.op, 1)
 
 
 @dataclass(frozen=True)
@@ -146,7 +166,7 @@ def find_nests(kernel: SplitKernel) -> list[Nest]:
     made: dict[UOp, float] = {}
     for node, load in alone.items():
         if node is not load and _is_data(node):
-            made[load] = made.get(load, 0.0) + WEIGHTS.get(node.op, 1)
+            made[load] = made.get(load, 0.0) + weight_of(node)
     for node in order:
         mask = masks[node]
         if node.op is Ops.REDUCE:
@@ -160,7 +180,7 @@ def find_nests(kernel: SplitKernel) -> list[Nest]:
             access = _access(node, kernel, numbers[node], made.get(node, 0.0))
             nest_of(mask).loads.append(access)
         elif node.op in GroupOp.ALU and node not in alone and _is_data(node):
-            nest_of(mask).add(mask, WEIGHTS.get(node.op, 1))
+            nest_of(mask).add(mask, weight_of(node))
     return [*nests.values(), stores]
 
 
