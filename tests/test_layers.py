@@ -15,7 +15,7 @@ import pytest
 import tiny
 
 FLOORS = (
-    ("helpers", "shared", "cache", "fetching"),
+    ("helpers", "shared", "cache", "downloads"),
     ("_core",),
     ("dtype",),
     ("mixin",),

@@ -10,25 +10,26 @@ import cProfile
 import functools
 import gc
 import getpass
-import gzip
 import hashlib
 import math
 import operator
 import os
 import pstats
 import re
-import shutil
 import sys
 import tempfile
 import threading
 import time
 import urllib.parse
-import urllib.request
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Self, TypeGuard, TypeVar
+
+from tiny.downloads import cache_folder as cache_folder
+from tiny.downloads import digest_of, download
+from tiny.downloads import write_aside as write_aside
 
 T = TypeVar("T")
 
@@ -606,27 +607,6 @@ def trange(n: int, **kwargs: Any) -> tqdm[int]:
 # ---------------------------------------------------------------- files
 
 
-def cache_folder(*parts: str) -> Path:
-    """A folder of the user's own, made if missing: below XDG_CACHE_HOME, else ~/.cache."""
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    folder.mkdir(parents=True, exist_ok=True)
-    for part in ("tiny", *parts):
-        folder /= part
-        folder.mkdir(mode=0o700, exist_ok=True)
-    return folder
-
-
-def write_aside(path: Path, write: Callable[[Path], None]) -> None:
-    """Make a file whole or not at all: `write` fills another in its folder, then it is renamed."""
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    os.close(handle)
-    try:
-        write(Path(name))
-        Path(name).replace(path)
-    finally:
-        Path(name).unlink(missing_ok=True)
-
-
 def fetch(
     url: str,
     name: Path | str | None = None,
@@ -638,9 +618,10 @@ def fetch(
 ) -> Path:
     """The file at `url`, downloaded once into the user's cache; its path.
 
-    `name` a path with folders: kept there instead. `gunzip` unpacks. `sha256` (hexadecimal) is
-    checked on every call. A path of this machine is returned as it is. OSError says what could
-    not be reached and where a copy may be put by hand; ValueError if the digest differs.
+    `name` a path with folders: kept there instead. `gunzip` unpacks. `sha256` (hexadecimal, of
+    the result) is checked on every call. A path of this machine is returned as it is. A download
+    that broke off goes on at the next call. OSError says what could not be reached and where a
+    copy may be put by hand; ValueError if the digest differs.
     """
     if url.startswith(("/", ".")):
         return Path(url)
@@ -652,40 +633,19 @@ def fetch(
         plain += ".unzipped" if gunzip else ""
         target = cache_folder("downloads", *([subdir] if subdir else [])) / plain
     if not allow_caching or not target.is_file():
-        _download(url, target, gunzip, headers or {})
-    if sha256 is not None:
-        with target.open("rb") as f:
-            found = hashlib.file_digest(f, "sha256").hexdigest()
-        if found != sha256.lower():
-            raise ValueError(
-                f"fetch: {target} has sha256 {found}, expected {sha256}; delete it to try again"
-            )
+        download(url, target, headers or {}, gunzip, sha256, _download_bar)
+    elif sha256 is not None and (found := digest_of(target)) != sha256.lower():
+        raise ValueError(
+            f"fetch: {target} has sha256 {found}, expected {sha256}; delete it to try again"
+        )
     return target
+
+
+def _download_bar(total: int | None) -> tqdm[int]:
+    return tqdm(desc="download", unit="B", unit_scale=True, total=total)
 
 
 def _download_name(url: str) -> str:
     """A file name that two URLs do not share, ending like the URL."""
     tail = re.sub(r"[^\w.-]", "_", Path(urllib.parse.urlsplit(url).path).name)[-60:]
     return f"{hashlib.sha256(url.encode()).hexdigest()[:16]}-{tail}"
-
-
-def _download(url: str, target: Path, gunzip: bool, headers: Mapping[str, str]) -> None:
-    request = urllib.request.Request(url, headers={"User-Agent": "tiny", **headers})
-
-    def write(aside: Path) -> None:
-        try:
-            with urllib.request.urlopen(request, timeout=30) as response, aside.open("wb") as out:
-                source = gzip.GzipFile(fileobj=response) if gunzip else response
-                shutil.copyfileobj(source, out)
-                # urllib takes an early end of the connection for the end of the file
-                left = getattr(response, "length", None)
-                if left:
-                    raise OSError(f"the connection ended {left} bytes early")
-        except (OSError, EOFError) as e:
-            reason = getattr(e, "reason", e)
-            raise OSError(
-                f"fetch: could not download {url} ({reason}); "
-                f"check the network, or put the {'unpacked ' if gunzip else ''}file at {target}"
-            ) from e
-
-    write_aside(target, write)

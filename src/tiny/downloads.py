@@ -1,0 +1,202 @@
+"""Files that are made whole or not at all, and downloads that go on where they were cut off."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import hashlib
+import os
+import shutil
+import tempfile
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import IO, Any, Protocol
+
+TIMEOUT = 30  # seconds without a byte
+TRIES = 3  # of a download that makes progress
+CHUNK = 1 << 20
+
+
+class Bar(Protocol):
+    """What shows how far a download is; `helpers.tqdm`."""
+
+    def update(self, n: int) -> None:
+        """Move it by `n` bytes."""
+
+    def close(self) -> None:
+        """It is done."""
+
+
+def cache_folder(*parts: str) -> Path:
+    """A folder of the user's own, made if missing: below XDG_CACHE_HOME, else ~/.cache."""
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    folder.mkdir(parents=True, exist_ok=True)
+    for part in ("tiny", *parts):
+        folder /= part
+        folder.mkdir(mode=0o700, exist_ok=True)
+    return folder
+
+
+def write_aside(path: Path, write: Callable[[Path], None]) -> None:
+    """Make a file whole or not at all: `write` fills another in its folder, then it is renamed."""
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    os.close(handle)
+    try:
+        write(Path(name))
+        Path(name).replace(path)
+    finally:
+        Path(name).unlink(missing_ok=True)
+
+
+def download(
+    url: str,
+    target: Path,
+    headers: Mapping[str, str],
+    gunzip: bool,
+    sha256: str | None,
+    make_bar: Callable[[int | None], Bar],
+) -> None:
+    """Put what is at `url` at `target`, unpacked if asked for, whole or not at all.
+
+    What came of it is kept beside the target if it breaks off, and the next call goes on there, if
+    the server says that it is the same file still. Everything goes through the disk in pieces.
+    OSError says what failed; ValueError if the digest of the result differs.
+    """
+    with _part_of(target) as part:
+        try:
+            _complete(url, headers, part, make_bar)
+        except (OSError, EOFError) as e:
+            reason = getattr(e, "reason", e)
+            raise OSError(
+                f"fetch: could not download {url} ({reason}); "
+                f"check the network, or put the {'unpacked ' if gunzip else ''}file at {target}"
+            ) from e
+        data = part / "data"
+        if gunzip:
+            data = part / "unpacked"
+            try:
+                with gzip.open(part / "data") as source, data.open("wb") as out:
+                    shutil.copyfileobj(source, out, CHUNK)
+            except (OSError, EOFError) as e:  # a damaged file, or a disk that is full
+                (part / "data").unlink()
+                raise OSError(f"fetch: what is at {url} could not be unpacked ({e})") from e
+        if sha256 is not None and (found := digest_of(data)) != sha256.lower():
+            shutil.rmtree(part)
+            raise ValueError(f"fetch: {url} has sha256 {found}, expected {sha256}; it was not kept")
+        data.replace(target)
+        shutil.rmtree(part)
+
+
+def digest_of(path: Path) -> str:
+    """The sha256 of a file, hexadecimal."""
+    with path.open("rb") as f:
+        return hashlib.file_digest(f, "sha256").hexdigest()
+
+
+@contextlib.contextmanager
+def _part_of(target: Path) -> Iterator[Path]:
+    """A folder for the parts of a file: what was left of the last one, and ours alone.
+
+    It has a name of its own while it is in use, so that two who want one file do not meet in it.
+    """
+    left = target.with_name(f".{target.name}.part")
+    mine = target.with_name(f".{target.name}.part-{os.getpid()}-{threading.get_ident()}")
+    shutil.rmtree(mine, ignore_errors=True)
+    try:
+        left.rename(mine)
+    except OSError:
+        mine.mkdir(mode=0o700)
+    try:
+        yield mine
+    finally:
+        data, tag = mine / "data", mine / "tag"
+        if data.exists() and data.stat().st_size and tag.exists():
+            with contextlib.suppress(OSError):  # somebody else's part is there already
+                mine.rename(left)
+        shutil.rmtree(mine, ignore_errors=True)
+
+
+def _complete(
+    url: str, headers: Mapping[str, str], part: Path, make_bar: Callable[[int | None], Bar]
+) -> None:
+    """Download until all of it is in `part`. OSError if that does not go on."""
+    data, tries = part / "data", TRIES
+    while True:
+        before = data.stat().st_size if data.exists() else 0
+        try:
+            _go_on(url, headers, part, make_bar)
+            return
+        except (TimeoutError, ConnectionError, ShortError):
+            tries -= 1
+            after = data.stat().st_size if data.exists() else 0
+            if not tries or after <= before or not (part / "tag").exists():
+                raise
+
+
+class ShortError(OSError):
+    """A connection ended early."""
+
+
+def _go_on(
+    url: str, headers: Mapping[str, str], part: Path, make_bar: Callable[[int | None], Bar]
+) -> None:
+    """One request: for what is missing, if something is there, else for the whole."""
+    data, tag = part / "data", part / "tag"
+    there = data.stat().st_size if data.exists() and tag.exists() else 0
+    asked = {"User-Agent": "tiny", **headers}
+    if there:
+        # the whole comes if it is another file by now
+        asked |= {"Range": f"bytes={there}-", "If-Range": tag.read_text()}
+    try:
+        response = urllib.request.urlopen(
+            urllib.request.Request(url, headers=asked), timeout=TIMEOUT
+        )
+    except urllib.error.HTTPError as e:
+        if not there or e.code != 416:  # nothing follows what is there: it is not of this file
+            raise
+        data.unlink()
+        _go_on(url, headers, part, make_bar)
+        return
+    with response:
+        if there and not _continues(response, there):
+            there = 0
+        _note_tag(response, tag)
+        left = getattr(response, "length", None)
+        if left is None and (length := response.headers.get("Content-Length")):
+            left = int(length)
+        with data.open("ab" if there else "wb") as out:
+            _copy(response, out, left, make_bar(None if left is None else there + left), there)
+
+
+def _copy(source: IO[bytes], out: IO[bytes], left: int | None, bar: Bar, there: int) -> None:
+    """Copy `left` bytes, or all until the end if that is not known."""
+    try:
+        bar.update(there)
+        while piece := source.read(CHUNK):
+            out.write(piece)
+            bar.update(len(piece))
+            left = None if left is None else left - len(piece)
+    finally:
+        bar.close()
+    if left:  # urllib takes an early end of the connection for the end of the file
+        raise ShortError(f"the connection ended {left} bytes early")
+
+
+def _continues(response: Any, there: int) -> bool:
+    """Whether a response is what follows the bytes that are there."""
+    content_range = response.headers.get("Content-Range", "")
+    return response.status == 206 and content_range.startswith(f"bytes {there}-")
+
+
+def _note_tag(response: Any, tag: Path) -> None:
+    """Keep what tells this state of the file from others; without it there is no going on."""
+    etag, date = response.headers.get("ETag", ""), response.headers.get("Last-Modified", "")
+    found = etag if etag and not etag.startswith("W/") else date
+    is_http = response.url.startswith(("http:", "https:"))
+    if found and is_http:
+        tag.write_text(found)
+    else:
+        tag.unlink(missing_ok=True)
