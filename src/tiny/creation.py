@@ -20,7 +20,7 @@ from tiny.mixin.sizes import (
 )
 from tiny.storage import View
 from tiny.uop.ops import Ops, UOp
-from tiny.uop.runtime import runtime
+from tiny.uop.runtime import is_file, runtime
 from tiny.values import leaf, number, place_of
 
 ZERO = UOp.const(0, dtypes.int32)
@@ -154,7 +154,8 @@ class CreationMixin(View, CastsMixin):
         return cls.full(argfix(*shape), 1.0, **kwargs)
 
     def _like(self, kwargs: dict[str, Any]) -> dict[str, Any]:
-        own = {"dtype": strong_dtype(self.dtype), "device": self.device}
+        place = None if is_file(self.device) else self.device  # a file is not written by the way
+        own = {"dtype": strong_dtype(self.dtype), "device": place}
         return own | {k: v for k, v in kwargs.items() if v is not None}
 
     def empty_like(

@@ -71,7 +71,7 @@ def from_data(data: Any, device: str | None, dtype: DType | None) -> UOp:
         return uop if dtype is None or dtype is uop.dtype else uop.cast(dtype)
     if not isinstance(data, list | tuple | range):
         raise TypeError(
-            f"Tensor: a number, a list of numbers, a NumPy array or bytes are expected, got "
+            "Tensor: a number, a list of numbers, a NumPy array, bytes or a Path are expected, got "
             f"{type(data).__name__}"
         )
     _refuse_strangers(data)
