@@ -61,6 +61,9 @@ class NumpyRuntime:
         self.memory[buffer] = array.copy()
         return buffer
 
+    def is_host(self, device: str) -> bool:
+        return True
+
     def is_realized(self, node: UOp) -> bool:
         return views(node)[0].op is Ops.BUFFER
 
@@ -71,7 +74,7 @@ class NumpyRuntime:
     def host_view(self, node: UOp) -> memoryview:
         base, steps = views(node)
         assert all(step.op is Ops.RESHAPE for step in steps)
-        return memoryview(self.memory[base].reshape(node.shape))
+        return memoryview(self.contents([base])[base].reshape(node.shape))
 
     def contents(self, roots: Sequence[UOp]) -> dict[UOp, Array]:
         """What the graphs read; memory that was never written is filled with garbage."""

@@ -268,7 +268,7 @@ def test_reading():
     assert Tensor([0.5], dtype="bfloat16").item() == 0.5
     assert (len(x), x.ndim, x.numel(), x.nbytes(), x.element_size()) == (2, 2, 4, 8, 2)
     assert (x.size(), x.size(-1), [row.tolist() for row in x]) == ((2, 2), 2, [[1, 2], [3, 4]])
-    assert repr(x) == "<Tensor (2, 2) int16 on CPU>"
+    assert repr(x) == "<Tensor (2, 2) int16 on CPU: [[1, 2], [3, 4]]>"
     with pytest.raises(ValueError, match=r"\(2, 2\)"):
         x.item()
 

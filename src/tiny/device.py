@@ -312,6 +312,11 @@ class Buffer:
         """Whether there is memory behind it."""
         return self._memory is not None
 
+    @property
+    def is_read_only(self) -> bool:
+        """Whether its memory is that of something that does not want it written."""
+        return not getattr(self._memory, "writable", True)
+
     def is_own(self) -> bool:
         """Whether its memory is its alone: neither given to it nor a part of another's."""
         return self._allocator is not None

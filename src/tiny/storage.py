@@ -23,7 +23,7 @@ import itertools
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, ParamSpec, Self, TypeVar
 
 from tiny._core.alive import Alive, Member
@@ -39,6 +39,9 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 VIEWS = GroupOp.Movement | {Ops.DETACH, Ops.BITCAST}
+
+# a dimension: its size, and by how much each of some linear forms of the index grows along it
+Dim = tuple[int, tuple[int, ...]]
 
 
 class Storage(Member):
@@ -222,7 +225,12 @@ def take_memory(storage: Storage, buffer: UOp) -> None:
 
 
 def _note_memory(storage: Storage, buffer: UOp) -> bool:
-    """Whether a storage whose value is, or will be, in a BUFFER is its owner; a reader is noted."""
+    """Whether a storage whose value is, or will be, in a BUFFER is its owner; a reader is noted.
+
+    Memory that may only be read has none.
+    """
+    if buffer.handle is not None and buffer.handle.is_read_only:
+        return False
     is_owner = owners.setdefault(buffer, storage) is storage
     if not is_owner:
         readers_of.setdefault(buffer, weakref.WeakSet()).add(storage)
@@ -263,7 +271,7 @@ def layout(uop: UOp, root: UOp) -> tuple[int, list[tuple[int, int]]] | None:
     """
     chain = _chain(uop, root)
     for step in chain:
-        if len(step.src) > 1 or step.op is Ops.PAD or step.dtype.itemsize != root.dtype.itemsize:
+        if len(step.src) > 1 or step.dtype.itemsize != root.dtype.itemsize:
             return None
     return _followed(chain, root.shape) if all_int(root.shape) else None
 
@@ -279,28 +287,46 @@ def _chain(uop: UOp, root: UOp) -> list[UOp]:
 
 
 def _followed(chain: list[UOp], shape: Sequence[int]) -> tuple[int, list[tuple[int, int]]] | None:
-    """The offset, and sizes and strides, after steps of static sizes over memory of a shape."""
-    begin, dims = 0, list(zip(shape, strides_of(shape), strict=True))
+    """The offset, and sizes and strides, after steps of static sizes over memory of a shape.
+
+    What is followed is a list of linear forms of the index: first the place in memory; then, for
+    each dimension that was padded, the place in it, which is to stay within its size. None if
+    some padding is left, or if a form is none any more.
+    """
+    first, sizes = [0], [1]  # the forms at the first element, and what each must stay below
+    dims: list[Dim] = [(n, (s,)) for n, s in zip(shape, strides_of(shape), strict=True)]
     for step in reversed(chain):
         if step.op is Ops.PERMUTE:
             dims = [dims[axis] for axis in step.arg]
         elif step.op is Ops.FLIP:
-            begin += sum((n - 1) * s for k, (n, s) in enumerate(dims) if k in step.arg)
-            dims = [(n, -s if k in step.arg else s) for k, (n, s) in enumerate(dims)]
+            for k in step.arg:
+                n, steps = dims[k]
+                first = [f + (n - 1) * s for f, s in zip(first, steps, strict=True)]
+                dims[k] = (n, tuple([-s for s in steps]))
         elif step.op is Ops.RESHAPE:
             pieces = _reshaped(dims, step.shape)
             if pieces is None:
                 return None
             dims = pieces
         elif step.op is Ops.EXPAND:
-            dims = [(1, 0)] * (len(step.shape) - len(dims)) + dims
-            dims = [(n, s if n == m else 0) for n, (m, s) in zip(step.shape, dims, strict=True)]
-        elif step.op is Ops.SHRINK or step.op is Ops.PAD:  # padding may be cut off again
-            cut = step.op is Ops.SHRINK
-            ends = zip(step.arg, dims, strict=True)
-            begin += sum((a if cut else -a) * s for (a, _), (_, s) in ends)
-            dims = [(n, s) for n, (_, s) in zip(step.shape, dims, strict=True)]
-    return begin, dims
+            still = (0,) * len(first)
+            dims = [(1, still)] * (len(step.shape) - len(dims)) + dims
+            dims = [(n, s if n == m else still) for n, (m, s) in zip(step.shape, dims, strict=True)]
+        elif step.op is Ops.SHRINK or step.op is Ops.PAD:
+            for k, (begin, end) in enumerate(step.arg):
+                n, steps = dims[k]
+                if step.op is Ops.PAD and (begin or end):
+                    steps = (*steps, 1)
+                    dims = [(m, (*s, 0)) for m, s in dims]
+                    first, sizes, begin = [*first, 0], [*sizes, n], -begin
+                first = [f + begin * s for f, s in zip(first, steps, strict=True)]
+                dims[k] = (step.shape[k], steps)
+    for form in range(1, len(first)) if all(n for n, _ in dims) else ():
+        ends = [(n - 1) * s[form] for n, s in dims]
+        low = first[form] + sum(e for e in ends if e < 0)
+        if low < 0 or first[form] + sum(e for e in ends if e > 0) >= sizes[form]:
+            return None
+    return first[0], [(n, s[0]) for n, s in dims]
 
 
 def strides_of(shape: Sequence[int]) -> list[int]:
@@ -311,27 +337,26 @@ def strides_of(shape: Sequence[int]) -> list[int]:
     return strides
 
 
-def _reshaped(
-    dims: Sequence[tuple[int, int]], shape: Sequence[int]
-) -> list[tuple[int, int]] | None:
-    """Sizes and strides of a reshape; None if neighbours are not evenly apart any more."""
+def _reshaped(dims: Sequence[Dim], shape: Sequence[int]) -> list[Dim] | None:
+    """Dimensions of a reshape; None if neighbours are not evenly apart any more."""
+    still = (0,) * len(dims[0][1]) if dims else (0,)
     left = [(n, s) for n, s in dims if n != 1]
-    found: list[tuple[int, int]] = []
+    found: list[Dim] = []
     for size in reversed(shape):  # from the last dimension: a piece of what is left there
         if size == 1:
-            found.append((1, 0))
+            found.append((1, still))
             continue
         if not left:
             return None
         while left[-1][0] % size:  # join it with the one before, if they lie one in the other
-            if len(left) < 2 or left[-2][1] != left[-1][0] * left[-1][1]:
+            if len(left) < 2 or left[-2][1] != tuple([left[-1][0] * s for s in left[-1][1]]):
                 return None
             (n, s), (m, _) = left.pop(), left.pop()
             left.append((m * n, s))
         n, s = left.pop()
         found.append((size, s))
         if n != size:
-            left.append((n // size, s * size))
+            left.append((n // size, tuple([step * size for step in s])))
     return found[::-1]
 
 
@@ -875,3 +900,44 @@ def give_memory(storage: Storage) -> UOp:
     publish(settings)
     changes.pending += 1  # once more, for those who looked in between
     return new
+
+
+@in_turn
+def compute_readers(buffers: Collection[UOp], clean: weakref.WeakSet[UOp] | None = None) -> None:
+    """Compute every value that reads one of these BUFFERs: something else will be in them.
+
+    `clean` are graphs known to read none of them; it is added to.
+    """
+    clean = weakref.WeakSet() if clean is None else clean
+    found: list[Storage] = []
+    for buffer in buffers if readers_of else ():
+        for reader in list(readers_of.pop(buffer, ())):
+            if not reader.owner and memory_below(reader.node) is buffer:
+                put_off(reader, UOp(Ops.CONTIGUOUS, reader.node.dtype, (reader.node,)))
+                found.append(reader)
+    taken = set(found)
+    for storage in pending_storages():
+        node = storage.node
+        if node.op in (Ops.BUFFER, Ops.CONST) or storage in taken or node in clean:
+            continue
+        if not _reads_any(node, buffers, clean):
+            clean.add(node)
+            continue
+        if split_view(node).op is Ops.BUFFER:  # nothing is computed: a copy must be made
+            put_off(storage, UOp(Ops.CONTIGUOUS, node.dtype, (node,)))
+        found.append(storage)
+    realize_storages(found)
+
+
+def _reads_any(root: UOp, buffers: Collection[UOp], clean: weakref.WeakSet[UOp]) -> bool:
+    """Whether a graph has one of these BUFFERs in it."""
+    stack, seen = [root], {root}
+    while stack:
+        for source in stack.pop().src:
+            if source.op is Ops.BUFFER:
+                if source in buffers:
+                    return True
+            elif source not in seen and source not in clean:
+                seen.add(source)
+                stack.append(source)
+    return False

@@ -33,7 +33,7 @@ from tiny.values import constant, from_data, is_data, leaf, rounded
 from tiny.writing import WritingMixin
 
 if TYPE_CHECKING:
-    import numpy as np
+    pass
 
 __all__ = ["Tensor"]
 
@@ -47,9 +47,10 @@ _counted: Cache[int, UOp] = Cache("tensor.counted", 64)
 class Tensor(WritingMixin, CallsMixin):
     """A multi-dimensional array of one dtype, computed when its values are asked for.
 
-    `data` is a number, a (nested) list of numbers, a NumPy array (copied), bytes (uint8, or the
-    items of `dtype`), a Path (the bytes of a file, or its items of `dtype`, which are read when
-    they are wanted), or a UOp. ValueError if lists of one level differ in length; TypeError for
+    `data` is a number, a (nested) list of numbers, an array of NumPy's, PyTorch's or of others who
+    know DLPack (copied; `from_dlpack` shares it), bytes (uint8, or the items of `dtype`), a Path
+    (the bytes of a file, or its items of `dtype`, which are read when they are wanted), or a
+    UOp. ValueError if lists of one level differ in length; TypeError for
     anything else. `device` is where it lives, by default where the runtime says.
     """
 
@@ -80,6 +81,9 @@ class Tensor(WritingMixin, CallsMixin):
             uop = leaf(0.0 if data is None else data, to)
         elif isinstance(data, Path):
             uop = opened_file(data, to)
+        elif hasattr(data, "__dlpack__") and not is_data(data):  # PyTorch's, say
+            given = type(self).from_dlpack(data, device=device, copy=True)
+            uop = (given if to is None else given.cast(to)).uop
         else:
             uop = from_data(data, device, to)
         if uop.dtype is dtypes.void or uop._shape is None:
@@ -211,7 +215,8 @@ class Tensor(WritingMixin, CallsMixin):
         if isinstance(index, type(self)):
             return index
         is_array = is_data(index) and index.shape != ()
-        return type(self)(index, device=self.device) if is_array else None
+        device = None if is_file(self.device) else self.device
+        return type(self)(index, device=device) if is_array else None
 
     def _known_index(self, index: Any) -> Any:
         if not isinstance(index, list | tuple) and not (is_data(index) and index.shape != ()):
@@ -519,22 +524,3 @@ class Tensor(WritingMixin, CallsMixin):
                 "would be another program; compute on all rows at once"
             )
         return (self[k] for k in range(len(self)))
-
-    def __repr__(self) -> str:
-        return f"<Tensor {self.shape} {self.dtype.name} on {self.device}>"
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        copy = self.clone()
-        memo[id(self)] = copy
-        return copy
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _unpickled, (self.numpy(), self.dtype, self.device, self.requires_grad)
-
-
-def _unpickled(
-    array: np.ndarray[Any, Any], dtype: DType, device: str | None, requires_grad: bool | None
-) -> Tensor:
-    if device is None:
-        return Tensor(array.item(), dtype=dtype, requires_grad=requires_grad)
-    return Tensor(array, device, requires_grad=requires_grad)

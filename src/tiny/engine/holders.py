@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import weakref
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from tiny.dtype import DType
@@ -23,7 +23,6 @@ from tiny.storage import (
     live_views,
     memory_below,
     pending_storages,
-    put_off,
     readers_of,
     realize_storages,
     split_view,
@@ -63,46 +62,6 @@ def realize_step(tensors: Sequence[Tensor], written: Iterable[Storage]) -> None:
     taken = set(wanted)
     wanted += [s for s in dict.fromkeys(written) if s.node.op is Ops.AFTER and s not in taken]
     realize_storages(wanted)
-
-
-@in_turn
-def compute_readers(buffers: Collection[UOp], clean: weakref.WeakSet[UOp]) -> None:
-    """Compute every value that reads one of these BUFFERs: something else will be in them.
-
-    `clean` are graphs known to read none of them; it is added to.
-    """
-    found: list[Storage] = []
-    for buffer in buffers if readers_of else ():
-        for reader in list(readers_of.pop(buffer, ())):
-            if not reader.owner and memory_below(reader.node) is buffer:
-                put_off(reader, UOp(Ops.CONTIGUOUS, reader.node.dtype, (reader.node,)))
-                found.append(reader)
-    taken = set(found)
-    for storage in pending_storages():
-        node = storage.node
-        if node.op in (Ops.BUFFER, Ops.CONST) or storage in taken or node in clean:
-            continue
-        if not _reads(node, buffers, clean):
-            clean.add(node)
-            continue
-        if split_view(node).op is Ops.BUFFER:  # nothing is computed: a copy must be made
-            put_off(storage, UOp(Ops.CONTIGUOUS, node.dtype, (node,)))
-        found.append(storage)
-    realize_storages(found)
-
-
-def _reads(root: UOp, buffers: Collection[UOp], clean: weakref.WeakSet[UOp]) -> bool:
-    """Whether a graph has one of these BUFFERs in it."""
-    stack, seen = [root], {root}
-    while stack:
-        for source in stack.pop().src:
-            if source.op is Ops.BUFFER:
-                if source in buffers:
-                    return True
-            elif source not in seen and source not in clean:
-                seen.add(source)
-                stack.append(source)
-    return False
 
 
 def memory_of(tensor: Tensor) -> tuple[UOp, int, bool] | None:

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from tiny.device import Buffer, Device
+from tiny._core.launch import HostMemory
+from tiny.device import Buffer, Device, HostAllocator
 from tiny.dtype import DType, _from_np_dtype, _to_np_dtype, dtypes
 from tiny.engine.files import part_of_view, read_view, write_view
 from tiny.engine.realize import check_dtype, compile_linear
@@ -69,6 +70,34 @@ class DeviceRuntime:
         if (watching := recorder()) is not None:
             watching.made(node)
         return node
+
+    def is_host(self, device: str) -> bool:
+        """Whether the memory of a device is the host's."""
+        return not is_file(device) and isinstance(Device[device].allocator, HostAllocator)
+
+    def from_memory(self, memory: Any, shape: tuple[int, ...], dtype: DType, device: str) -> UOp:
+        """A realised BUFFER over the bytes of an object, which it keeps alive; not copied.
+
+        ValueError if the device's memory is not the host's.
+        """
+        if not self.is_host(device):
+            raise ValueError(
+                f"memory of the host is none of {device}'s; make the tensor on the CPU and move it"
+            )
+        check_dtype(dtype, Device[device])
+        buffer = Buffer(device, math.prod(shape), dtype, opaque=HostMemory(shared=memory))
+        node = buffer_node(buffer, tuple(shape))
+        if (watching := recorder()) is not None:
+            watching.refuse(
+                "memory of somebody else became a tensor while the step was captured: a replay "
+                "would not ask for it again; make the tensor outside, and pass it"
+            )
+        return node
+
+    def address(self, node: UOp) -> int:
+        """Where the memory of a realised BUFFER begins, on a device whose memory is the host's."""
+        address: int = buffer_of(node).memory.address
+        return address
 
     def _file_buffer(self, device: str, shape: tuple[int, ...], dtype: DType) -> UOp:
         files.seen = True
@@ -226,6 +255,8 @@ def _reshaped(node: UOp, shape: tuple[int, ...]) -> UOp:
 
 class Stale:
     """The handle of a BUFFER that holds nothing, and why."""
+
+    is_read_only = False
 
     def __init__(self, reason: str) -> None:
         self.reason = reason

@@ -17,7 +17,6 @@ from tiny.engine.holders import (
     Holders,
     Recipe,
     alias,
-    compute_readers,
     memory_of,
     own_memory,
     root_of,
@@ -27,7 +26,7 @@ from tiny.engine.memory import buffer_node, buffer_of
 from tiny.engine.signature import map_leaves
 from tiny.helpers import DEBUG, all_int
 from tiny.mixin.sizes import most
-from tiny.storage import in_order, pending_count
+from tiny.storage import compute_readers, in_order, pending_count
 from tiny.tensor import Tensor
 from tiny.uop.ops import Ops, UOp
 from tiny.uop.runtime import JitError, runtime

@@ -60,6 +60,21 @@ class Runtime(Protocol):
         """Whether the value of a node is in memory."""
         ...
 
+    def is_host(self, device: str) -> bool:
+        """Whether the memory of a device is the host's."""
+        ...
+
+    def from_memory(self, memory: Any, shape: tuple[int, ...], dtype: DType, device: str) -> UOp:
+        """A realised BUFFER over the bytes of an object, which it keeps alive; not copied.
+
+        ValueError if the device's memory is not the host's.
+        """
+        ...
+
+    def address(self, node: UOp) -> int:
+        """Where the memory of a realised BUFFER begins, on a device whose memory is the host's."""
+        ...
+
     def open_file(self, path: str) -> UOp:
         """A BUFFER of the bytes of a file, to be read. OSError if it can not be opened."""
         ...
