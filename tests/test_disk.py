@@ -124,7 +124,7 @@ def test_bitcast_of_what_does_not_lie_side_by_side_is_refused(file):
 def test_bytes_that_are_no_whole_number_of_items_are_refused(tmp_path):
     path = tmp_path / "odd"
     path.write_bytes(bytes(65))
-    with pytest.raises(ValueError, match="the 65 bytes of .*odd are no whole number of items"):
+    with pytest.raises(ValueError, match=r"the 65 bytes of .*odd are no whole number of items"):
         Tensor(path, dtype="int32")
 
 
@@ -220,7 +220,7 @@ def test_a_file_that_is_cut_short_is_an_error_and_no_signal(tmp_path):
 
 
 def test_a_file_that_is_too_short_is_named_with_its_size(file):
-    with pytest.raises(OSError, match="a.bin has 64 bytes; 0 to 100 were to be read"):
+    with pytest.raises(OSError, match=r"a.bin has 64 bytes; 0 to 100 were to be read"):
         on_disk(file, 100).numpy()
     assert file.stat().st_size == 64
 
@@ -339,7 +339,7 @@ def test_what_can_not_be_written(file, write, error, message):
 
 
 def test_a_path_is_not_written(file):
-    with pytest.raises(PermissionError, match='opened to be read; .* device="disk:'):
+    with pytest.raises(PermissionError, match=r'opened to be read; .* device="disk:'):
         Tensor(file)[:2].assign([1, 2])
 
 
