@@ -237,3 +237,14 @@ def test_integers_are_merged_too():
     expected = np.array([a[n, : n + 1].sum() for n in range(3)], np.int32)
     assert len(of(place_conditions(ast), Ops.REDUCE)) == 1
     check(Case(ast, [blank(3, dtype=dtypes.int32), a], [expected, a]))
+
+
+def test_a_negative_zero_is_not_what_a_load_gives_that_is_off():
+    i = out(4, 0)
+    value = (i < 2).where(param(1, 4).index(i), UOp.const(-0.0, dtypes.float32))
+    ast = sink(param(0, 4).index(i).store(value))
+    assert len(of(place_conditions(ast), Ops.WHERE)) == 1
+    memory = [blank(4).reshape(-1), some(4).reshape(-1)]
+    interpret(lower(ast, TARGET), memory, {})
+    np.testing.assert_array_equal(memory[0], [*some(4)[:2], 0, 0])
+    assert np.signbit(memory[0][2:]).all()

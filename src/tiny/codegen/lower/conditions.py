@@ -11,6 +11,7 @@ Exact, but for the order in which a sum adds up and the sign of a sum of nothing
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable
 
@@ -124,7 +125,9 @@ class _Placing:
 
 
 def _is_zero(x: UOp) -> bool:
-    return x.op is Ops.CONST and x.arg == 0 and x.dtype is not dtypes.bool
+    """Whether this is the 0 that a load which is off gives, and not -0.0."""
+    is_zero = x.op is Ops.CONST and x.arg == 0 and x.dtype is not dtypes.bool
+    return is_zero and math.copysign(1, x.arg) > 0
 
 
 def _terms(condition: UOp) -> Terms:
