@@ -20,7 +20,7 @@ from tiny.storage import (
 from tiny.uop.by_hand import HandKernel, read_kernel
 from tiny.uop.ops import Ops, ParamArg, UOp
 
-__all__ = ["CallsMixin", "GradientRule", "with_gradient"]
+__all__ = ["CallsMixin", "GradientRule", "run_by_hand", "with_gradient"]
 
 # by number of an output: its node, and its gradient. Those that nothing depends on are missing
 Found = dict[int, tuple[UOp, UOp]]
@@ -183,7 +183,7 @@ class CallsMixin(View):
             rest = [k for k in range(len(strong)) if k not in hand.arguments]
             order = (*hand.arguments, *rest)
             rule = GradientRule(_KernelGradient(grad_fxn, sink, order, hand.outputs))
-        return _run_by_hand(strong, hand, rule, places[0] if places else None)
+        return run_by_hand(strong, hand, rule, places[0] if places else None)
 
     def call(
         self,
@@ -231,7 +231,7 @@ def _is_whole(t: View) -> bool:
 
 
 @in_turn
-def _run_by_hand(
+def run_by_hand(
     tensors: list[Any], hand: HandKernel, rule: GradientRule | None, device: str | None
 ) -> list[Any]:
     """Make the next versions of what a kernel writes; all tensors as they are then."""

@@ -289,6 +289,7 @@ MAX_KERNEL_BUFFERS = ContextVar("MAX_KERNEL_BUFFERS", 0, effective=False)
 NULL_ALLOW_COPYOUT = ContextVar("NULL_ALLOW_COPYOUT", 0)  # reading NULL gives zeros
 EMULATED_DTYPES = ContextVar("EMULATED_DTYPES", "", effective=False)
 STRICT_REDUCE = ContextVar("STRICT_REDUCE", 0)
+FS_STORE = ContextVar("FS_STORE", "")  # the folder of Tensor.fs_store, else the user's cache
 
 
 # ---------------------------------------------------------------- values and sequences

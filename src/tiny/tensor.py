@@ -11,6 +11,7 @@ from tiny._core.build import binary, select
 from tiny.dtype import DType, DTypeLike, dtypes, strong_dtype, to_dtype
 from tiny.function import CallsMixin
 from tiny.gradient import Writer, compute_gradient
+from tiny.hashing import HashingMixin
 from tiny.helpers import Context, prod
 from tiny.interchange import opened_file
 from tiny.mixin.sizes import product
@@ -44,7 +45,7 @@ _KINDS = {"b": 0, "u": 1, "i": 2, "w": 2, "f": 3, "8": 3}  # of dtypes: what hol
 _counted: Cache[int, UOp] = Cache("tensor.counted", 64)
 
 
-class Tensor(WritingMixin, CallsMixin):
+class Tensor(WritingMixin, HashingMixin, CallsMixin):
     """A multi-dimensional array of one dtype, computed when its values are asked for.
 
     `data` is a number, a (nested) list of numbers, an array of NumPy's, PyTorch's or of others who
