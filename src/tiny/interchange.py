@@ -113,6 +113,8 @@ class InterchangeMixin(RandomMixin):
         refuse_reading()
         if is_file(self.device):
             return self.to(None)._in_order()
+        if self._is_small_part():
+            return self.clone()._in_order()
         self.realize()
         node = self.uop
         if not all_int(self.shape):

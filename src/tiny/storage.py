@@ -38,6 +38,8 @@ from tiny.uop.runtime import Setting, files, is_file, recorder, recorders, runti
 P = ParamSpec("P")
 R = TypeVar("R")
 
+MUCH = 1 << 30  # bytes of a pending value that are not computed for a part of it
+
 VIEWS = GroupOp.Movement | {Ops.DETACH, Ops.BITCAST}
 
 # a dimension: its size, and by how much each of some linear forms of the index grows along it
@@ -394,6 +396,19 @@ class View(Member):
     def _snapshot(self) -> Self:
         """The value of now, which later writes do not change."""
         return self._value(self.uop, self.device)
+
+    def _is_small_part(self) -> bool:
+        """Whether this is half or less of a value that is pending and would take a GiB.
+
+        A part that is read is computed with the whole, which others hold; but not with that much.
+        """
+        uop = self.uop  # first: it may move this to the version of now
+        node, shape = self._storage.node, uop.shape
+        if node is uop or not all_int(node.shape) or not all_int(shape):
+            return False
+        whole = prod(node.shape) * node.dtype.itemsize
+        part = prod(shape) * node.dtype.itemsize
+        return whole >= MUCH and 2 * part <= whole and memory_below(node) is None
 
     def _now(self) -> tuple[UOp, UOp]:
         """The node of this tensor's value now, and that of the storage that it is a view of."""
