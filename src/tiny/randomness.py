@@ -16,7 +16,7 @@ from tiny.uop.ops import Ops, UOp
 from tiny.values import place_of
 
 _UNSIGNED = {1: dtypes.uint8, 2: dtypes.uint16, 4: dtypes.uint32, 8: dtypes.uint64}
-# integers over a range up to this one follow from one float; of a wider one a float32 has too few
+# a float32 has too few steps for integers over a range that is wider than this
 _WIDEST_OF_FLOATS = 2**31
 _LATEST = 3e38  # an arrival that a float32 still holds
 
@@ -208,8 +208,8 @@ class RandomMixin(CreationMixin):
         """Integers drawn evenly from low to high, high excluded.
 
         Over a range of n up to 2^31 each is n times one of 2^23 floats, rounded down; over a wider
-        one it is a word of 64 bits modulo n. TypeError if low, high or the dtype are not of
-        integers; ValueError if low is not less than high or the dtype can not hold all.
+        one n times a fraction of 128 bits. TypeError if low, high or the dtype are not of integers;
+        ValueError if low is not less than high or the dtype can not hold all.
 
         >>> x = Tensor.randint(100, low=-1, high=2)
         >>> x.min().item(), x.max().item()
@@ -241,13 +241,30 @@ class RandomMixin(CreationMixin):
         contiguous: bool = True,
         requires_grad: bool | None = None,
     ) -> Self:
-        place, numel = place_of(device), product(sizes)
-        bits = cls._random_words(place, settled(2 * numel)).bitcast(dtypes.uint64).reshape(sizes)
-        steps = bits if high - low == 2**64 else bits.mod(high - low)
+        place, numel, count = place_of(device), product(sizes), high - low
+        bits = cls._random_words(place, settled(4 * numel)).bitcast(dtypes.uint64)
+        steps, rest = [
+            bits._cut(0, begin, end).reshape(sizes)
+            for begin, end in ((0, numel), (numel, settled(2 * numel)))
+        ]
+        if count < 2**64:
+            steps, below = steps._times(count)
+            more = below + rest._times(count)[0]
+            steps = steps + (more < below).cast(dtypes.uint64)  # what is carried
         result = (steps.cast(dtype) + low)._computed_on(place)
         result = result.contiguous() if contiguous else result
         result.requires_grad = requires_grad
         return result
+
+    def _times(self, count: int) -> tuple[Self, Self]:
+        """The high and the low 64 bits of a product with a number of 64 bits."""
+        word = 2**32 - 1
+        a, b = self >> 32, self & word
+        low = b * (count & word)
+        middle = a * (count & word) + (low >> 32)
+        other = b * (count >> 32) + (middle & word)
+        high = a * (count >> 32) + (middle >> 32) + (other >> 32)
+        return high, other << 32 | low & word
 
     @classmethod
     def scaled_uniform(cls, *shape: Any, **kwargs: Any) -> Self:

@@ -428,7 +428,7 @@ def _draws() -> list[Case]:
                 "randint",
                 lambda a=low, b=high, d=dtype: Tensor.randint(7, low=a, high=b, dtype=d),
                 lambda r, a=low, b=high, d=dtype: np.array(
-                    [int(v) % (b - a) + a for v in r.words(14).view(np.uint64)], dtype=d
+                    [((h << 64 | low) * (b - a) >> 128) + a for h, low in _fractions(r, 7)], d
                 ),
                 label=f"{low}-{high}-{dtype}",
             ),
@@ -482,6 +482,12 @@ def _draws() -> list[Case]:
         )
     )
     return cases + _choices() + _bits()
+
+
+def _fractions(r: Draws, count: int) -> list[tuple[int, int]]:
+    """Fractions of 128 bits: the high halves are drawn first."""
+    high, low = r.words(4 * count).view(np.uint64).reshape(2, count).tolist()
+    return list(zip(high, low, strict=True))
 
 
 def _choices() -> list[Case]:
