@@ -32,6 +32,7 @@ FLOORS = (
         "tensor",
         "gradient",
         "function",
+        "older",
     ),
     ("schedule",),
     ("codegen",),

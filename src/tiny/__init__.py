@@ -7,6 +7,7 @@ from tiny.device import Device
 from tiny.dtype import dtypes
 from tiny.engine import DeviceRuntime
 from tiny.engine.jit import TinyJit
+from tiny.function import function
 from tiny.helpers import VERSION, Context, GlobalCounters, fetch, getenv
 from tiny.tensor import Tensor
 from tiny.uop.ops import UOp
@@ -30,6 +31,7 @@ __all__ = [
     "__version__",
     "dtypes",
     "fetch",
+    "function",
     "getenv",
     "nn",
 ]

@@ -1,9 +1,13 @@
-"""Kernels written by hand, functions of tensors, and gradients of one's own for both."""
+"""Kernels written by hand, functions of tensors, and gradients of one's own for both.
+
+And what is about to be computed, as a value: `schedule_linear`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, Self
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Self, TypeVar, overload
 
 from tiny._core.args import CallArg
 from tiny.dtype import DType, dtypes
@@ -14,13 +18,30 @@ from tiny.storage import (
     in_turn,
     memory_below,
     memory_to_write,
+    realize_storages,
     split_view,
+    storages_of,
+    to_compute,
     write_next,
 )
 from tiny.uop.by_hand import HandKernel, read_kernel
-from tiny.uop.ops import Ops, ParamArg, UOp
+from tiny.uop.ops import GroupOp, Ops, ParamArg, UOp
+from tiny.uop.runtime import runtime
+from tiny.uop.spec import spec_tensor
 
-__all__ = ["CallsMixin", "GradientRule", "run_by_hand", "with_gradient"]
+__all__ = [
+    "CallsMixin",
+    "Found",
+    "GradientRule",
+    "Linear",
+    "as_nodes",
+    "function",
+    "run_by_hand",
+    "with_gradient",
+    "zeros",
+]
+
+_F = TypeVar("_F", bound=Callable[..., Any])
 
 # by number of an output: its node, and its gradient. Those that nothing depends on are missing
 Found = dict[int, tuple[UOp, UOp]]
@@ -58,7 +79,7 @@ def with_gradient(values: Sequence[UOp], sources: Sequence[UOp], rule: GradientR
 # ---------------------------------------------------------------- what a gradient gives
 
 
-def _as_nodes(what: str, found: Any, sources: Sequence[UOp]) -> list[UOp | None]:
+def as_nodes(what: str, found: Any, sources: Sequence[UOp]) -> list[UOp | None]:
     """The gradients that a user's function returned, one for each source, checked."""
     parts = list(found) if isinstance(found, list | tuple) else [found]
     if len(parts) != len(sources):
@@ -87,10 +108,11 @@ Form = tuple[tuple[Any, ...], DType]
 
 def _filled(found: Found, forms: Sequence[Form]) -> list[UOp]:
     """The gradients of all outputs, zeros for those that nothing depends on."""
-    return [found[k][1] if k in found else _zeros(*form) for k, form in enumerate(forms)]
+    return [found[k][1] if k in found else zeros(*form) for k, form in enumerate(forms)]
 
 
-def _zeros(shape: tuple[Any, ...], dtype: DType) -> UOp:
+def zeros(shape: tuple[Any, ...], dtype: DType) -> UOp:
+    """Zeros of a shape."""
     static, symbolic = split_sizes(shape)
     zero = UOp.const(0, dtype)
     return UOp(Ops.EXPAND, dtype, (zero, *symbolic), static) if shape else zero
@@ -122,7 +144,7 @@ class _KernelGradient:
             parts = self.grad_fxn(filled[0], kernel)
         else:
             parts = self.grad_fxn(*filled, call=kernel)
-        nodes = _as_nodes("grad_fxn of custom_kernel", parts, given)
+        nodes = as_nodes("grad_fxn of custom_kernel", parts, given)
         rest: list[UOp | None] = [None] * (len(call.src) - count)
         return [nodes[k] for k in self.order] + rest
 
@@ -223,6 +245,115 @@ class CallsMixin(View):
         node = UOp(Ops.PARAM, self.dtype, (), ParamArg(slot, self.shape))
         return self._value(node, self.device)
 
+    # ------------------------------------------------------------ what is to be computed
+
+    @property
+    def is_param(self) -> bool:
+        """Whether this is something to be learnt: True, unless `is_param_(False)` was called."""
+        return not hasattr(self, "_is_fixed")
+
+    @is_param.setter
+    def is_param(self, value: bool) -> None:
+        self.is_param_(value)
+
+    def is_param_(self, is_param: bool = True) -> Self:
+        """Say whether this is something to be learnt; nothing here asks for it.
+
+        >>> Tensor([1.0]).is_param_(False).is_param
+        False
+        """
+        if not is_param:
+            self._is_fixed = True
+        elif hasattr(self, "_is_fixed"):
+            del self._is_fixed
+        return self
+
+    @in_turn
+    def callify(self, *lst: Self) -> Self:
+        """Give this tensor and others the memory that they will be computed in; nothing runs yet.
+
+        >>> (Tensor([1.0, 2]) + 1).callify().tolist()
+        [2.0, 3.0]
+        """
+        for storage in storages_of([self, *lst]):
+            if storage.node.op is not Ops.CONST and 0 not in storage.node.shape:
+                memory_to_write(storage)
+        return self
+
+    def schedule_linear(self, *lst: Self) -> Linear:
+        """The kernels that computing this tensor and others takes, in order; nothing runs yet.
+
+        `tiny.engine.realize.run_linear` runs it. Reading a tensor before computes it as ever.
+
+        >>> len((Tensor([1.0, 2]) + 1).schedule_linear().src)
+        1
+        """
+        return Linear([self, *lst])
+
+    def linear_with_vars(self, *lst: Self) -> tuple[Linear, dict[str, int]]:
+        """`schedule_linear`, and the values that Variables have in it, by name.
+
+        >>> n = Variable("n", 1, 4).bind(3)
+        >>> Tensor([1.0, 2, 3, 4])[:n].sum().linear_with_vars()[1]
+        {'n': 3}
+        """
+        linear = Linear([self, *lst])
+        return linear, dict(linear.var_vals)
+
+    # ------------------------------------------------------------ operations by their op
+
+    def alu(self, op: Ops, *src: Self) -> Self:
+        """An elementwise operation of the graph on tensors of one shape, dtypes as they are.
+
+        TypeError if `op` is none, or takes another number of operands, or other dtypes; ValueError
+        if the shapes differ.
+
+        >>> Tensor([1.0, 4]).alu(UOp.const(0.0).exp2().op).tolist()
+        [2.0, 16.0]
+        """
+        count = 0 if op in GroupOp.Unary else 2 if op in GroupOp.Ternary else 1
+        if op not in GroupOp.ALU:
+            raise TypeError(f"alu: {op!r} is no elementwise operation")
+        if len(src) != count:
+            raise TypeError(f"alu: {op!r} takes {count + 1} operands, got {len(src) + 1}")
+        operands = (self, *src)
+        typed = operands[1:] if op is Ops.WHERE else operands
+        kinds = dict.fromkeys(t.dtype for t in typed)
+        if len(kinds) > 1 or (op is Ops.WHERE and self.dtype is not dtypes.bool):
+            raise TypeError(
+                f"alu: {op!r} has operands of {', '.join(str(t.dtype) for t in operands)}; "
+                "cast them to one dtype"
+            )
+        node = self.uop.alu(op, *[t.uop for t in src])
+        if spec_tensor.judge(node)[0] is not True:
+            raise TypeError(f"alu: {op!r} is not defined for {self.dtype}")
+        device = next((t.device for t in operands if t.device is not None), None)
+        return self._value(node, device)
+
+    def ufix(self, x: Any) -> Self:
+        """x as an operand for this tensor: a number as a constant without a dtype of its own.
+
+        >>> Tensor([1.0, 2]).ufix(3).shape
+        ()
+        """
+        return x if isinstance(x, View) else self._scalar(x)  # type: ignore
+
+    def usum(self, *uops: Any) -> Self:
+        """The sum of this tensor and others, or numbers.
+
+        >>> Tensor([1.0, 2]).usum(Tensor([3.0, 4]), 1).tolist()
+        [5.0, 7.0]
+        """
+        return functools.reduce(lambda a, b: a + b, uops, self)
+
+    def uprod(self, *uops: Any) -> Self:
+        """The product of this tensor and others, or numbers.
+
+        >>> Tensor([1.0, 2]).uprod(Tensor([3.0, 4]), 2).tolist()
+        [6.0, 16.0]
+        """
+        return functools.reduce(lambda a, b: a * b, uops, self)
+
 
 def _is_whole(t: View) -> bool:
     """Whether a tensor is all of its storage, in order: what is written to it is written there."""
@@ -293,7 +424,7 @@ class _FunctionGradient:
             parts = self.grad_fxn(filled[0], shown)
         else:
             parts = self.grad_fxn(*filled, call=shown)
-        return _as_nodes(self.what, parts, call.src)
+        return as_nodes(self.what, parts, call.src)
 
 
 def _called(bodies: Sequence[UOp], arguments: Sequence[UOp]) -> list[UOp]:
@@ -316,3 +447,218 @@ def _called(bodies: Sequence[UOp], arguments: Sequence[UOp]) -> list[UOp]:
             )
         values[node] = argument
     return list(body.substitute(values, walk=True).src)
+
+
+@overload
+def function(fxn: _F) -> _F: ...
+
+
+@overload
+def function(
+    *,
+    precompile: bool = False,
+    precompile_backward: bool = False,
+    allow_implicit: bool = False,
+    grad_fxn: Callable[..., Any] | None = None,
+) -> Callable[[_F], _F]: ...
+
+
+def function(
+    fxn: Any = None,
+    *,
+    precompile: bool = False,
+    precompile_backward: bool = False,
+    allow_implicit: bool = False,
+    grad_fxn: Callable[..., Any] | None = None,
+) -> Any:
+    """Make a Python function a function of tensors: a decorator.
+
+    Its tensors are those in its arguments (also in lists, tuples, dicts, and attributes of
+    objects); RuntimeError if it reads memory of others, unless `allow_implicit`. It gives a tensor,
+    or tensors in tuples, lists or dicts. Gradients go through it, or `grad_fxn(gradient, call)`
+    gives one for each tensor in its arguments, or None; of several results it is called with all
+    their gradients and `call=call`. With `precompile` its arguments and results are put in memory,
+    so that the same kernels compute it wherever it stands; with `precompile_backward` also what
+    goes through it backwards.
+
+    >>> from tiny.function import function
+    >>> @function
+    ... def scaled(x, y):
+    ...     return x * y + 1
+    >>> scaled(Tensor([1.0, 2]), Tensor([3.0, 4])).tolist()
+    [4.0, 9.0]
+    """
+    if fxn is None:
+        return functools.partial(
+            function,
+            precompile=precompile,
+            precompile_backward=precompile_backward,
+            allow_implicit=allow_implicit,
+            grad_fxn=grad_fxn,
+        )
+    name = getattr(fxn, "__name__", type(fxn).__name__)
+
+    @functools.wraps(fxn)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        tensors = _tensors_in((args, kwargs))
+        sources = [t.uop for t in tensors]
+        # memory that it makes itself gets numbers from here on
+        first = 0 if allow_implicit else _next_number()
+        result = fxn(*args, **kwargs)
+        found = _results_in(name, result)
+        values = [t.uop for t in found]
+        if not allow_implicit:
+            _check_implicit(name, values, sources, first)
+        if precompile:
+            values = _in_kernels_of_its_own(values, sources)
+        if precompile_backward:
+            values = [
+                UOp(Ops.CONTIGUOUS_BACKWARD, v.dtype, (v,)) if dtypes.is_float(v.dtype) else v
+                for v in values
+            ]
+        if grad_fxn is not None:
+            rule = GradientRule(_FunctionGradient(grad_fxn, f"grad_fxn of {name}", values))
+            values = with_gradient(values, sources, rule)
+        new = {
+            id(t): t if value is t.uop else t._value(value, t.device)
+            for t, value in zip(found, values, strict=True)
+        }
+        return _replaced(result, new)
+
+    return called
+
+
+def _next_number() -> int:
+    """A number of memory that is higher than all that there are."""
+    return int(runtime().empty((), dtypes.bool, runtime().default_device()).arg.uid)
+
+
+def _parts(x: Any) -> Iterable[Any]:
+    """What is in a list, a tuple, a dict or the attributes of an object."""
+    if isinstance(x, dict):
+        return x.values()
+    if isinstance(x, list | tuple):
+        return x
+    if isinstance(x, UOp | str | bytes) or (callable(x) and not hasattr(x, "__dict__")):
+        return ()
+    return vars(x).values() if hasattr(x, "__dict__") and not isinstance(x, type) else ()
+
+
+def _tensors_in(x: Any) -> list[View]:
+    """The tensors in arguments, in order, each once."""
+    found: dict[int, View] = {}
+    seen: set[int] = set()
+    stack = [x]
+    while stack:
+        item = stack.pop()
+        if isinstance(item, View):
+            found.setdefault(id(item), item)
+        elif id(item) not in seen:
+            seen.add(id(item))
+            stack += reversed(list(_parts(item)))
+    return list(found.values())
+
+
+def _results_in(name: str, result: Any) -> list[Any]:
+    """The tensors in what a function gives. TypeError if it gives something else."""
+    found: dict[int, Any] = {}
+    stack = [result]
+    while stack:
+        item = stack.pop()
+        if isinstance(item, View):
+            found.setdefault(id(item), item)
+        elif isinstance(item, dict | list | tuple):
+            stack += reversed(list(_parts(item)))
+        else:
+            raise TypeError(
+                f"function {name} gives a Tensor, or tuples, lists or dicts of Tensors, got "
+                f"{type(item).__name__}"
+            )
+    return list(found.values())
+
+
+def _replaced(x: Any, new: Mapping[int, Any]) -> Any:
+    """A result with other tensors in it."""
+    if isinstance(x, View):
+        return new[id(x)]
+    if isinstance(x, dict):
+        return type(x)((k, _replaced(v, new)) for k, v in x.items())
+    parts = [_replaced(v, new) for v in x]
+    return type(x)(*parts) if hasattr(x, "_fields") else type(x)(parts)
+
+
+def _check_implicit(name: str, values: Sequence[UOp], sources: Sequence[UOp], first: int) -> None:
+    """RuntimeError if values read memory that is none of the arguments', made before the call."""
+    buffers = (n for n in UOp.sink(*values).postorder() if n.op is Ops.BUFFER)
+    mine = {n for n in UOp.sink(*sources).postorder() if n.op is Ops.BUFFER}
+    others = [n for n in buffers if n not in mine and n.arg.uid < first]
+    if others:
+        what = ", ".join(f"{n.shape} {n.dtype} on {n.arg.device}" for n in others[:4])
+        raise RuntimeError(
+            f"function {name} reads memory that is none of its arguments: {what}; "
+            "pass the tensors, or write @function(allow_implicit=True)"
+        )
+
+
+def _in_kernels_of_its_own(values: Sequence[UOp], sources: Sequence[UOp]) -> list[UOp]:
+    """Values computed of sources that are put in memory, and put in memory themselves."""
+    stored = {
+        s: UOp(Ops.CONTIGUOUS, s.dtype, (s,))
+        for s in sources
+        if memory_below(split_view(s)) is None and s.op is not Ops.CONST
+    }
+    apart = UOp.sink(*values).substitute(stored, walk=True).src
+    return [v if v in sources else UOp(Ops.CONTIGUOUS, v.dtype, (v,)) for v in apart]
+
+
+# ---------------------------------------------------------------- what is to be computed
+
+
+class Linear:
+    """The kernels that computing some tensors takes: what `run_linear` runs.
+
+    `src` are its items in order: each has a `kernel`, the `slots` that it runs on, a `device` and
+    the `reason` why its result is stored. `var_vals` are the values of its Variables by name.
+    """
+
+    @in_turn
+    def __init__(self, tensors: Sequence[View]) -> None:
+        self._storages = to_compute(tensors)
+        nodes = [s.node for s in self._storages]
+        self._bound = runtime().plan(nodes)
+        self._has_run = False
+
+    @property
+    def schedule(self) -> Any:
+        """The schedule, plain data."""
+        return self._bound.schedule
+
+    @property
+    def src(self) -> tuple[Any, ...]:
+        """Its kernels and copies in order."""
+        return tuple(self._bound.schedule.items)
+
+    @property
+    def var_vals(self) -> dict[str, Any]:
+        """The values of its Variables by name."""
+        return {k: v for k, v in self._bound.values.items() if not k.startswith("~")}
+
+    def __len__(self) -> int:
+        return len(self.src)
+
+    @in_turn
+    def run(self, var_vals: Mapping[str, Any] | None = None) -> None:
+        """Compute the tensors. RuntimeError if it has run: what it reads may be overwritten.
+
+        ValueError for a Variable with another value than it was bound to.
+        """
+        if self._has_run:
+            raise RuntimeError("this list of kernels has run; schedule the tensors again")
+        for name, value in (var_vals or {}).items():
+            if self.var_vals.get(name, value) != value:
+                raise ValueError(
+                    f"Variable {name!r} is bound to {self.var_vals[name]} in what is computed, not "
+                    f"to {value}; build it with the other one"
+                )
+        self._has_run = True
+        realize_storages([s for s in self._storages if s.node.op is not Ops.BUFFER])

@@ -365,7 +365,8 @@ def _reshaped(dims: Sequence[Dim], shape: Sequence[int]) -> list[Dim] | None:
 class View(Member):
     """A view of a storage. `uop` is its value now; `grad` and `requires_grad` are a tensor's."""
 
-    __slots__ = ("__weakref__", "_root", "_storage", "_uop", "grad", "requires_grad")
+    # `_is_fixed` is set on those that are not to be learnt
+    __slots__ = ("__weakref__", "_is_fixed", "_root", "_storage", "_uop", "grad", "requires_grad")
 
     grad: Self | None
     requires_grad: bool | None
@@ -626,12 +627,7 @@ def realize(tensors: Sequence[View]) -> None:
     - What shares nodes with a computed graph shares the result.
     """
     wanted = wanted_storages(tensors)
-    taken = set(wanted)
-    written = [s for s in pending_storages() if s.is_written and s not in taken]
-    if recorders and (watching := recorder()) is not None:
-        # what others write meanwhile is no part of a captured step
-        own = {id(s) for s in watching.written}
-        written = [s for s in written if s.maker is watching.token or id(s) in own]
+    written = _written_besides(wanted)
     try:
         realize_storages([*wanted, *written])
     except Exception:
@@ -639,6 +635,32 @@ def realize(tensors: Sequence[View]) -> None:
             raise
         # an assignment that can not be computed is an error for those who read it only
         realize_storages(wanted)
+
+
+def _written_besides(wanted: Sequence[Storage]) -> list[Storage]:
+    """The storages that were assigned to, and are not among the wanted ones."""
+    taken = set(wanted)
+    written = [s for s in pending_storages() if s.is_written and s not in taken]
+    if recorders and (watching := recorder()) is not None:
+        # what others write meanwhile is no part of a captured step
+        own = {id(s) for s in watching.written}
+        written = [s for s in written if s.maker is watching.token or id(s) in own]
+    return written
+
+
+def to_compute(tensors: Sequence[View]) -> list[Storage]:
+    """The storages that `realize` would compute.
+
+    The caller has the turn.
+    """
+    wanted = wanted_storages(tensors)
+    found = [s for s in (*wanted, *_written_besides(wanted)) if 0 not in s.node.shape]
+    if files.unread:
+        read_files(found, pending_storages(), threading.active_count() > 1)
+        found = [s for s in found if s.node.op is not Ops.BUFFER]
+    for storage in found:
+        _in_memory_of_its_own(storage)
+    return found
 
 
 @in_turn

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import Any, ClassVar, Self
 
 from tiny._core.build import binary, select
 from tiny.dtype import DType, DTypeLike, dtypes, strong_dtype, to_dtype
-from tiny.function import CallsMixin
 from tiny.gradient import Writer, compute_gradient
 from tiny.hashing import HashingMixin
-from tiny.helpers import Context, prod
+from tiny.helpers import prod
 from tiny.interchange import opened_file
 from tiny.mixin.sizes import product
+from tiny.older import OlderMixin, TensorType
 from tiny.shared import Cache
 from tiny.storage import (
     VIEWS,
@@ -31,10 +30,6 @@ from tiny.storage import (
 from tiny.uop.ops import Ops, UOp
 from tiny.uop.runtime import files, is_file, refuse_reading, runtime
 from tiny.values import constant, from_data, is_data, leaf, rounded
-from tiny.writing import WritingMixin
-
-if TYPE_CHECKING:
-    pass
 
 __all__ = ["Tensor"]
 
@@ -45,7 +40,7 @@ _KINDS = {"b": 0, "u": 1, "i": 2, "w": 2, "f": 3, "8": 3}  # of dtypes: what hol
 _counted: Cache[int, UOp] = Cache("tensor.counted", 64)
 
 
-class Tensor(WritingMixin, HashingMixin, CallsMixin):
+class Tensor(OlderMixin, HashingMixin, metaclass=TensorType):
     """A multi-dimensional array of one dtype, computed when its values are asked for.
 
     `data` is a number, a (nested) list of numbers, an array of NumPy's, PyTorch's or of others who
@@ -485,18 +480,6 @@ class Tensor(WritingMixin, HashingMixin, CallsMixin):
 
     # ------------------------------------------------------------ the rest
 
-    class train(contextlib.ContextDecorator):  # noqa: N801  # the name that programs use
-        """`with Tensor.train():` sets TRAINING for a block; with mode False it clears it."""
-
-        def __init__(self, mode: bool = True) -> None:
-            self._context = Context(TRAINING=int(mode))
-
-        def __enter__(self) -> None:
-            self._context.__enter__()
-
-        def __exit__(self, *exc: Any) -> None:
-            self._context.__exit__(*exc)
-
     def __eq__(self, x: object) -> Self:  # type: ignore[override]  # elementwise, as in NumPy
         return self.eq(x)
 
@@ -525,3 +508,6 @@ class Tensor(WritingMixin, HashingMixin, CallsMixin):
                 "would be another program; compute on all rows at once"
             )
         return (self[k] for k in range(len(self)))
+
+
+OlderMixin.test.of = Tensor

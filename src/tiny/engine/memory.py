@@ -15,7 +15,7 @@ from tiny.dtype import DType, _from_np_dtype, _to_np_dtype, dtypes
 from tiny.engine.files import part_of_view, read_view, write_view
 from tiny.engine.realize import check_dtype, compile_linear
 from tiny.runtime.disk import file_memory
-from tiny.schedule import create_schedule
+from tiny.schedule import BoundSchedule, create_schedule
 from tiny.storage import split_view
 from tiny.uop.ops import BufferArg, GroupOp, Ops, UOp
 from tiny.uop.runtime import Announce, JitError, files, is_file, recorder, refuse_reading
@@ -199,6 +199,11 @@ class DeviceRuntime:
         while node.op in _VIEWS:
             node = node.src[0]
         return node.op is Ops.BUFFER and node.handle is not None and node.handle.is_allocated()
+
+    def plan(self, outputs: Sequence[UOp]) -> BoundSchedule:
+        """The schedule that computing nodes takes, bound to this call's memory and values."""
+        sink = UOp(Ops.SINK, src=tuple(dict.fromkeys(outputs)))
+        return create_schedule(sink, lambda name: Device[name].target, Device.DEFAULT)
 
     def realize(
         self,

@@ -13,6 +13,7 @@ from tiny.codegen import LinearProgram, lower
 from tiny.codegen.opt import Kernel
 from tiny.device import Allocator, Arena, Buffer, Compiled, Device, HostAllocator, Program
 from tiny.dtype import DType, dtypes
+from tiny.function import Linear
 from tiny.helpers import (
     DEBUG,
     DEV,
@@ -379,24 +380,32 @@ class CompiledSchedule:
         self.steps(memory, given, settings)
 
 
-def compile_linear(schedule: Schedule) -> CompiledSchedule:
+def compile_linear(schedule: Schedule | Linear) -> CompiledSchedule:
     """A schedule with all its kernels compiled for the devices as they are now; equal ones once.
 
     Errors as `compile_kernel`'s; nothing has run then.
     """
+    if isinstance(schedule, Linear):
+        return compile_linear(schedule.schedule)
     key = (id(schedule), DEV.value, *_settings())
     return _schedules.get(key) or _schedules.put(key, CompiledSchedule(schedule))
 
 
 def run_linear(
-    linear: CompiledSchedule | Schedule,
-    inputs: Sequence[Buffer] = (),
+    linear: CompiledSchedule | Schedule | Linear,
+    inputs: Sequence[Buffer] | Mapping[str, float] = (),
     values: Mapping[str, float] | None = None,
 ) -> list[Buffer | None]:
     """Run a compiled schedule on the buffers of its input slots and the values of its variables.
 
-    The buffers of all slots: `inputs`, then new ones; None for temporaries, which are gone.
+    The buffers of all slots: `inputs`, then new ones; None for temporaries, which are gone. Of
+    what `Tensor.schedule_linear` gave only values are taken, as the second argument too: its
+    memory is that of the tensors, which are computed then.
     """
+    if isinstance(linear, Linear):
+        linear.run(values or (inputs if isinstance(inputs, Mapping) else None))
+        return []
+    assert not isinstance(inputs, Mapping), "a schedule runs on buffers"
     compiled = linear if isinstance(linear, CompiledSchedule) else compile_linear(linear)
     buffers = compiled.buffers(inputs)
     compiled(buffers, values or {})

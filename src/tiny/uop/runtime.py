@@ -101,6 +101,13 @@ class Runtime(Protocol):
         """
         ...
 
+    def plan(self, outputs: Sequence[UOp]) -> Any:
+        """The schedule that computing nodes takes, bound to this call's memory and values.
+
+        It has `schedule.items`, in order, and the `values` of its variables by name.
+        """
+        ...
+
     def realize(
         self,
         outputs: Sequence[UOp],
