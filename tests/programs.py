@@ -749,21 +749,11 @@ def index_of(m: Machine, way: str, holder: str, parts: Any) -> Any:
     return held if len(held) > 1 else held[0]
 
 
-def gathered(values: np.ndarray, index: Any) -> np.ndarray:
-    """Values at places. Where they are found as a sum, as the evaluator does, -0.0 becomes 0.0."""
-    found: np.ndarray = values[index]
-    if found.dtype.kind == "f" and (np.signbit(found) & (found == 0)).any():
-        raise Rejected
-    return found
-
-
 @kind("pick", draw_pick)
 class _Pick:
     def numpy(m, k, way, holder, parts):
-        if way == "mask" and holder == "tensor":
-            raise Rejected  # how many there are is not known before it runs
         x = m.items[k]
-        values = gathered(x.values(), index_of(m, way, holder, parts))
+        values = x.values()[index_of(m, way, holder, parts)]
         if values.size > 64:
             raise Rejected
         return m.computed(fresh(values), k)
@@ -778,8 +768,6 @@ def draw_scatter(m: Machine, p: Pick) -> tuple[Any, ...]:
     way, holder, parts = draw_places(x.shape, p)
     shape = x.places[index_of(m, way, "array", parts)].shape
     how = p.of(["number", "values", "zero", "add", "own"])
-    if way == "mask" and holder == "tensor" and how in ("values", "own"):
-        how = "number"
     return k, way, holder, parts, how, shape, p.below(8)
 
 
@@ -792,9 +780,9 @@ class _Scatter:
         index = index_of(m, way, holder, parts)
         values = _scattered(x.dtype, how, shape, seed)
         if how == "add":
-            if x.dtype.kind == "b" or (way == "mask" and holder == "tensor"):
+            if x.dtype.kind == "b":
                 raise Rejected
-            values = gathered(x.values(), index) + values
+            values = x.values()[index] + values
         if how == "own":
             if way != "one" or len(shape) < len(x.shape):
                 raise Rejected

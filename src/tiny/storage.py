@@ -240,7 +240,13 @@ def _note_memory(storage: Storage, buffer: UOp) -> bool:
 
 
 def copied(uop: UOp) -> UOp:
-    """A value that no write changes: a copy, if this is a view of memory."""
+    """A value that no write changes: a copy, if this is a view of memory.
+
+    Memory that was only needed to compute the value is nobody's, so nobody writes to it.
+    """
+    root = split_view(uop)
+    if root.op is Ops.AFTER and memory_below(root) not in owners:
+        return uop
     return UOp(Ops.CONTIGUOUS, uop.dtype, (uop,)) if _is_view_of_memory(uop) else uop
 
 
