@@ -201,7 +201,8 @@ class ProcessingMixin(EinsumMixin):
         (N, C_out, *outputs), a size of (size - 1) * stride - before - after + dilation *
         (kernel - 1) + output_padding + 1. `padding` has the forms of `conv2d`, and is cut off the
         result; `output_padding` is added at the end. Method: a convolution with the kernel turned
-        round over the elements with stride - 1 zeros between them (Dumoulin & Visin, 2016).
+        round; elements of the result whose places have one remainder by the stride see the same
+        part of the kernel, and are channels of their own (Shi et al., 2016).
 
         >>> Tensor([[[1.0, 2]]]).conv_transpose2d(Tensor([[[1.0, 10, 100]]]), stride=2).tolist()
         [[[1.0, 10.0, 102.0, 20.0, 200.0]]]
@@ -212,29 +213,64 @@ class ProcessingMixin(EinsumMixin):
         dilations = _a_dimension("conv_transpose2d", "dilation", dilation, k, 1)
         added = _a_dimension("conv_transpose2d", "output_padding", output_padding, k, 0)
         cut = self._window_padding("conv_transpose2d", padding, k)[2:]
-        grown: list[tuple[int, int]] = []
-        for size, w, s, d, more, (before, after) in zip(
+        outs = []
+        for size, w, step, d, more, (before, after) in zip(
             self.shape[2:], kernel, strides, dilations, added, cut, strict=True
         ):
-            reach = d * (w - 1)
-            if (size - 1) * s + reach + 1 + more - before - after < 1 or size < 1:
+            outs.append((size - 1) * step + d * (w - 1) + 1 + more - before - after)
+            if outs[-1] < 1 or size < 1:
                 raise ValueError(
                     f"conv_transpose2d: nothing is left of {self.shape} with a window of "
                     f"{kernel}, stride {stride}, dilation {dilation}, padding {padding}; "
                     "pad less"
                 )
-            grown.append((reach - before, reach - after + more))
-        x = self
-        for axis, s in enumerate(strides, start=2):
-            if s > 1:  # zeros between the elements: rows of a stride with one element each
-                x = x.unsqueeze(axis + 1)
-                x = x._pad([0] * (2 * axis + 2) + [0, s - 1] + [0] * (2 * (x.ndim - axis - 2)))
-                x = x.flatten(axis, axis + 1)
-                x = x._cut(axis, 0, x.shape[axis] - s + 1)
-        w = weight.unflatten(0, (groups, -1)).transpose(1, 2).flatten(0, 1)
-        w = w.flip(tuple(range(2, 2 + k)))
-        flat = [size for pair in reversed(grown) for size in pair]
-        return x.conv2d(w, bias, groups, dilation=dilation, padding=flat)
+        # (g, C_out / g, C_in / g, *kernel, *phases)
+        w = weight.unflatten(0, (groups, -1)).transpose(1, 2)
+        phases = []
+        for axis, (step, d) in enumerate(zip(strides, dilations, strict=True), start=3):
+            if step > 1:
+                w = w._spread(axis, d)
+                rows = ceildiv(w.shape[axis], step)
+                w = w._pad(
+                    [0] * (2 * axis + 1)
+                    + [rows * step - w.shape[axis]]
+                    + [0] * (2 * (w.ndim - 1 - axis))
+                )
+                # element row * step + phase of the kernel is element `row` of that phase
+                w = w.unflatten(axis, (rows, step))
+                w = w.permute([*range(axis + 1), *range(axis + 2, w.ndim), axis + 1])
+                phases.append(step)
+        steps = [1 if step > 1 else d for step, d in zip(strides, dilations, strict=True)]
+        sizes = w.shape[3 : 3 + k]
+        w = w.permute([0, 1, *range(3 + k, w.ndim), 2, *range(3, 3 + k)])
+        w = w.flatten(0, 1 + len(phases)).flip(tuple(range(2, 2 + k)))
+        full = [d * (w - 1) for d, w in zip(steps, sizes, strict=True)]
+        x = self.conv2d(
+            w, None, groups, dilation=steps, padding=[p for p in reversed(full) for _ in range(2)]
+        )
+        if phases:  # (N, C_out, *phases, *sizes), where a phase belongs behind its size
+            # stored, since neighbours come from different channels: sums would be one at a time
+            x = x._stored().unflatten(1, (-1, *phases))
+            order, phase = [0, 1], iter(range(2, 2 + len(phases)))
+            for axis, step in enumerate(strides):
+                order += [2 + len(phases) + axis, *([next(phase)] if step > 1 else [])]
+            wide = [s * step for s, step in zip(x.shape[2 + len(phases) :], strides, strict=True)]
+            x = x.permute(order).reshape(*x.shape[:2], *wide)
+        ends = [
+            (-before, out + before - size)
+            for (before, _), out, size in zip(cut, outs, x.shape[2:], strict=True)
+        ]
+        x = x.pad([(0, 0), (0, 0), *ends])
+        return x if bias is None else x + bias.reshape(1, -1, *[1] * k)
+
+    def _spread(self, axis: int, step: int) -> Self:
+        """With step - 1 zeros between the elements of a dimension: rows with one element each."""
+        if step == 1:
+            return self
+        x = self.unsqueeze(axis + 1)
+        x = x._pad([0] * (2 * axis + 2) + [0, step - 1] + [0] * (2 * (x.ndim - axis - 2)))
+        x = x.flatten(axis, axis + 1)
+        return x._cut(axis, 0, x.shape[axis] - step + 1)
 
     def _check_channels(
         self, what: str, weight: Self, bias: Self | None, groups: int, turned: bool = False
