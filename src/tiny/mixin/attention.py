@@ -12,7 +12,7 @@ from tiny.mixin.sizes import why_unequal
 
 
 class AttentionMixin(LinalgMixin):
-    """`scaled_dot_product_attention`."""
+    """Values weighted by how well their keys fit a query."""
 
     __slots__ = ()
 

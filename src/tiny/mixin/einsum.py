@@ -29,7 +29,7 @@ Labels = tuple[
 
 
 class EinsumMixin(IndexingMixin):
-    """`einsum`."""
+    """Sums of products by a formula."""
 
     __slots__ = ()
 

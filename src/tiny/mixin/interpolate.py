@@ -12,7 +12,7 @@ _MODES = ("linear", "nearest", "nearest-exact")
 
 
 class InterpolateMixin(AttentionMixin):
-    """`interpolate`."""
+    """Resampling of the last dimensions."""
 
     __slots__ = ()
 
