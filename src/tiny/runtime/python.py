@@ -222,7 +222,7 @@ class _Run:
         if len(uop.src) > 1:
             on &= self.values[uop.src[1]]
         found = np.zeros(lanes, _to_np_dtype(uop.dtype))
-        places = np.arange(start, start + lanes)[on]
+        places = np.arange(lanes)[on] + start  # only of those that are on: others may lie anywhere
         _check_bounds(places, array, index)
         found[on] = array[places] != 0 if found.dtype == np.bool_ else array[places]
         return found if uop.shape else found[0]
@@ -237,7 +237,7 @@ class _Run:
         on = np.ones(len(lanes), bool)
         if len(uop.src) > 2:
             on &= self.values[uop.src[2]]
-        places = np.arange(start, start + len(lanes))[on]
+        places = np.arange(len(lanes))[on] + start
         _check_bounds(places, array, to)
         array[places] = lanes[on]
 
