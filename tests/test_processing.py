@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conftest import examples
-from tiny import Context, Tensor, dtypes
+from tiny import Context, Tensor, TinyJit, Variable, dtypes
 from tiny.mixin import einsum as einsum_room
 from tiny.uop.ops import Ops
 
@@ -259,6 +259,18 @@ def test_winograd_says_what_does_not_fit():
         ones(1, 1, 2, 5).conv2d(ones(1, 1, 3, 3))
 
 
+def test_windows_over_a_symbolic_batch():
+    x, w = drawn(8, 2, 9), drawn(4, 2, 3)
+    part = Tensor(x)[: Variable("batch", 1, 8).bind(3)]
+    for call in (
+        lambda x: x.conv2d(Tensor(w), padding=1),
+        lambda x: x.conv_transpose2d(Tensor(drawn(2, 4, 3)), stride=2),
+        lambda x: x.max_pool2d((3,)),
+        lambda x: Tensor.einsum("bij,kij->bk", x, Tensor(drawn(5, 2, 9))),
+    ):
+        np.testing.assert_allclose(call(part).numpy(), call(Tensor(x[:3])).numpy(), atol=1e-6)
+
+
 # ---------------------------------------------------------------- pools
 
 
@@ -359,6 +371,25 @@ def test_a_query_that_sees_no_key_gives_zeros_and_no_gradient():
     assert out[1].tolist() == [0.0, 0.0, 0.0]
     assert all(np.isfinite(g).all() for g in grads)
     assert (grads[0][1] == 0).all()
+
+
+def test_a_growing_number_of_keys_needs_one_capture():
+    shapes = ((1, 4, 1, 8), (1, 2, 16, 8), (1, 2, 16, 8))
+    arrays = [drawn(*shape, seed=k) for k, shape in enumerate(shapes)]
+    query, keys, values = (Tensor(a).realize() for a in arrays)
+    count = Variable("count", 1, 16)
+
+    @TinyJit
+    def step(query, n):
+        seen = keys[:, :, :n], values[:, :, :n]
+        return query.scaled_dot_product_attention(*seen, enable_gqa=True).realize()
+
+    for n in (3, 7, 1, 16):
+        whole = query.scaled_dot_product_attention(
+            Tensor(arrays[1][:, :, :n]), Tensor(arrays[2][:, :, :n]), enable_gqa=True
+        )
+        found = step(query, count.bind(n))
+        np.testing.assert_allclose(found.numpy(), whole.numpy(), rtol=1e-5, atol=1e-6)
 
 
 def test_dropout_of_attention_is_for_training():

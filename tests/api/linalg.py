@@ -45,7 +45,7 @@ CASES = [
             lambda x: x.qr(),
             _qr,
             [array(*shape)],
-            dtypes=("float32", "float64") if shape == (3, 3) else ("float32",),
+            dtypes=("float64",) if shape == (3, 3) else ("float32",),
             peer="numpy",
             rtol=1e-4,
             atol=1e-5,
@@ -84,9 +84,9 @@ CASES = [
             label=f"full {full}",
         )
         for shape, full, dtypes in (
-            ((2, 2), True, ("float32", "float64")),
+            ((2, 2), True, ("float32",)),
             ((1, 1), True, ("float32",)),
-            ((3, 3), True, ("float32",)),
+            ((3, 3), True, ("float64",)),
             ((2, 5, 3), False, ("float32",)),
             ((2, 4), True, ("float32",)),
             ((2, 4), False, ("float32",)),
