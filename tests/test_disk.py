@@ -121,6 +121,13 @@ def test_bitcast_of_what_does_not_lie_side_by_side_is_refused(file):
         Tensor(file)[1:].bitcast("int32")
 
 
+def test_any_byte_but_0_is_true(file):
+    t = Tensor(file)[:4].bitcast("bool")
+    assert t.device.startswith("DISK:")
+    assert t.numpy().view(np.uint8).tolist() == [0, 1, 1, 1]
+    assert t.bitcast("uint8").tolist() == [0, 1, 2, 3]
+
+
 def test_bytes_that_are_no_whole_number_of_items_are_refused(tmp_path):
     path = tmp_path / "odd"
     path.write_bytes(bytes(65))

@@ -412,6 +412,18 @@ class GlobalCounters:
         GlobalCounters.global_ops = GlobalCounters.global_mem = GlobalCounters.kernel_count = 0
         GlobalCounters.time_sum_s = 0.0
 
+    @staticmethod
+    @contextlib.contextmanager
+    def kept() -> Iterator[None]:
+        """What runs in the body is not counted, but for memory."""
+        names = ("global_ops", "global_mem", "time_sum_s", "kernel_count")
+        before = [getattr(GlobalCounters, name) for name in names]
+        try:
+            yield
+        finally:
+            for name, value in zip(names, before, strict=True):
+                setattr(GlobalCounters, name, value)
+
 
 class Timing(contextlib.ContextDecorator):
     """Prints how long its body took. `on_exit` is given nanoseconds and adds to the line."""

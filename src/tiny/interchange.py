@@ -410,6 +410,47 @@ class InterchangeMixin(RandomMixin):
         path = fetch(url, gunzip=gunzip, **{k: kwargs.pop(k) for k in ours if k in kwargs})
         return cls(Path(path), **kwargs)
 
+    def decode_hevc_frame(
+        self,
+        frame_pos: UOp,
+        shape: tuple[int, ...],
+        state: Self,
+        ref_frames: list[Self] | None = None,
+    ) -> Self:
+        """The frame at a place of a video stream (HEVC), decoded by the device; uint8 of a shape.
+
+        This tensor holds the stream's bytes, `frame_pos` is a bound Variable, `state` what a
+        decoder knows of the stream, and `ref_frames` are frames that were decoded before. TypeError
+        for what is not uint8, or a place that is not bound; ValueError for a shape or a device
+        that is none. To compute it is NotImplementedError: no device here has a decoder.
+
+        >>> stream, state = Tensor(bytes(100)), Tensor(bytes(64))
+        >>> pos = Variable("pos", 0, 9).bind(3)
+        >>> stream.decode_hevc_frame(pos, (1080, 1920), state).shape
+        (1080, 1920)
+        """
+        what, parts = "decode_hevc_frame", [self, state, *(ref_frames or ())]
+        if not isinstance(frame_pos, UOp) or frame_pos.op is not Ops.BIND:
+            raise TypeError(
+                f"{what}: frame_pos is a bound Variable, got {frame_pos!r}; write "
+                'Variable("pos", 0, most).bind(place)'
+            )
+        for part in parts:
+            if part.dtype is not dtypes.uint8:
+                raise TypeError(f"{what}: streams, states and frames are uint8, got {part.dtype}")
+            if part.device != self.device:
+                raise ValueError(
+                    f"{what}: one tensor is on {self.device} and one on {part.device}; move one"
+                )
+        sizes = checked_sizes(what, tuple(shape))
+        if not sizes or not all(isinstance(n, int) and n for n in sizes):
+            raise ValueError(f"{what}: the shape of a frame has sizes of at least 1, got {shape}")
+        place = runtime().canonicalize_device(self.device)
+        memory = runtime().empty(sizes, dtypes.uint8, place)
+        sources = [UOp(Ops.CONTIGUOUS, dtypes.uint8, (part.uop,)) for part in parts]
+        decoded = UOp(Ops.CUSTOM, dtypes.void, (*sources, frame_pos), what)
+        return self._value(UOp(Ops.AFTER, dtypes.uint8, (memory, decoded)), place)
+
     # ------------------------------------------------------------ text and copies
 
     def __repr__(self) -> str:
@@ -431,7 +472,8 @@ class InterchangeMixin(RandomMixin):
             return str(uop.arg)
         root = split_view(uop)
         if root.op is not Ops.BUFFER:
-            return f"{uop.op.name.lower()}, not computed"
+            what = "written" if uop.op is Ops.AFTER else uop.op.name.lower()
+            return f"{what}, not computed"
         if recorders or not all_int(self.shape) or prod(self.shape) > MOST_SHOWN:
             return None
         where = layout(uop, root)
@@ -487,7 +529,8 @@ class InterchangeMixin(RandomMixin):
 
     def bitcast(self, dtype: DTypeLike) -> Self:
         to, old = to_dtype(dtype), self.dtype
-        if not is_file(self.device) or to.itemsize == old.itemsize:
+        is_view = to.itemsize == old.itemsize and dtypes.bool not in (to, old)
+        if not is_file(self.device) or is_view or to is old:
             return super().bitcast(dtype)
         return self._bytes_as(to)
 

@@ -10,7 +10,7 @@ from tiny._core.build import binary, select
 from tiny.dtype import DType, DTypeLike, dtypes, strong_dtype, to_dtype
 from tiny.gradient import Writer, compute_gradient
 from tiny.hashing import HashingMixin
-from tiny.helpers import prod
+from tiny.helpers import GlobalCounters, prod
 from tiny.interchange import opened_file
 from tiny.mixin.sizes import product
 from tiny.older import OlderMixin, TensorType
@@ -243,8 +243,19 @@ class Tensor(OlderMixin, HashingMixin, metaclass=TensorType):
 
     # ------------------------------------------------------------ memory and devices
 
-    def contiguous(self) -> Self:
-        """These values in memory, in order: a view where they are so already, else a copy."""
+    def contiguous(self, **kwargs: Any) -> Self:
+        """These values in memory, in order: a view where they are so already, else a copy.
+
+        TypeError for keywords: the options of a kernel are chosen, or given to custom_kernel.
+
+        >>> Tensor([[1, 2], [3, 4]]).T.contiguous().data().tolist()
+        [[1, 3], [2, 4]]
+        """
+        if kwargs:
+            raise TypeError(
+                f"contiguous: unknown keyword {next(iter(kwargs))!r}; options of a kernel are "
+                "chosen, or those of custom_kernel"
+            )
         x = self._strong()
         uop, storage = x.uop, x._storage
         is_apart = storage.stands_apart and product(x.shape) != 1
@@ -257,11 +268,24 @@ class Tensor(OlderMixin, HashingMixin, metaclass=TensorType):
         return view
 
     def contiguous_backward(self) -> Self:
-        """The same values; the gradient that comes back is put in memory here."""
+        """The same values; the gradient that comes back is put in memory here.
+
+        >>> Tensor([1.0, 2]).contiguous_backward().tolist()
+        [1.0, 2.0]
+        """
         return self._node(Ops.CONTIGUOUS_BACKWARD, self.dtype)
 
     def clone(self, device: str | None = None) -> Self:
-        """A copy with memory of its own; of a file's tensor on the default device."""
+        """A copy with memory of its own; of a file's tensor on the default device.
+
+        What is written to one of them is not seen by the other. Gradients go through it.
+
+        >>> a = Tensor([1, 2])
+        >>> b = a.clone()
+        >>> a[0] = 5
+        >>> b.tolist()
+        [1, 2]
+        """
         if is_file(self.device):
             return self.to(device)
         x = self._strong()
@@ -271,7 +295,14 @@ class Tensor(OlderMixin, HashingMixin, metaclass=TensorType):
 
     @in_turn
     def to(self, device: str | None) -> Self:
-        """This tensor on a device; a constant goes where it is used."""
+        """This tensor on a device, by default the default one; a constant goes where it is used.
+
+        It is itself if it is there already, else a copy with its gradient. To `disk:path` it is
+        written at once. ValueError for a device that is not known.
+
+        >>> Tensor([1, 2]).to("PYTHON").device
+        'PYTHON'
+        """
         own, there = self.device, runtime().canonicalize_device(device)
         if own == there:
             return self
@@ -288,12 +319,27 @@ class Tensor(OlderMixin, HashingMixin, metaclass=TensorType):
         return moved
 
     def to_(self, device: str | None) -> Self:
-        """Move this tensor, in place."""
+        """Move this tensor and its gradient, in place.
+
+        >>> a = Tensor([1, 2])
+        >>> a.to_("PYTHON").tolist(), a.device
+        ([1, 2], 'PYTHON')
+        """
+        if self.grad is not None:
+            self.grad = self.grad.to(device)
         return self.replace(self.to(device))
 
     @in_turn
     def replace(self, x: Tensor) -> Self:
-        """Become the tensor x: the same value, the same storage."""
+        """Become the tensor x: the same value, the same storage, not a write to this one's memory.
+
+        ValueError if the shapes or dtypes differ.
+
+        >>> a = Tensor([1, 2])
+        >>> view = a[:1]
+        >>> a.replace(Tensor([3, 4])).tolist(), view.tolist()
+        ([3, 4], [1])
+        """
         if x.shape != self.shape or x.dtype is not self.dtype:
             raise ValueError(
                 f"replace: the shapes {self.shape} and {x.shape} and the dtypes {self.dtype} and "
@@ -309,7 +355,14 @@ class Tensor(OlderMixin, HashingMixin, metaclass=TensorType):
     def assign(self, x: Any) -> Self:
         """Write x here: a tensor of this dtype and device that broadcasts here, or numbers.
 
-        All views of this tensor see it; what was computed before does not change.
+        All views of this tensor see it; what was computed before does not change. TypeError for
+        another dtype, ValueError for another device or a shape that does not broadcast.
+
+        >>> a = Tensor([[1, 2], [3, 4]])
+        >>> a[0].assign([7, 8])
+        <Tensor (2,) int32 on CPU: shrink, not computed>
+        >>> a.tolist()
+        [[7, 8], [3, 4]]
         """
         value = self._value_to_write(x)
         if value.uop is not self.uop or value._storage is not self._storage:
@@ -379,12 +432,19 @@ class Tensor(OlderMixin, HashingMixin, metaclass=TensorType):
 
     # ------------------------------------------------------------ computing
 
-    def realize(self, *lst: Tensor) -> Self:
+    def realize(self, *lst: Tensor, do_update_stats: bool = True) -> Self:
         """Compute this tensor and others now, and carry out every assignment made before.
 
         What is pending and reads what is overwritten is computed too, and a view of it that is a
-        value of its own is copied. Nothing else is computed.
+        value of its own is copied. Nothing else is computed. Without `do_update_stats` the totals
+        of GlobalCounters do not count it.
+
+        >>> (Tensor([1, 2]) + 1).realize()
+        <Tensor (2,) int32 on CPU: [2, 3]>
         """
+        if not do_update_stats:
+            with GlobalCounters.kept():
+                return self.realize(*lst)
         realize([self, *lst])
         return self
 

@@ -127,11 +127,12 @@ class DeviceRuntime:
         buffer = buffer_of(node).ensure_allocated()
         source = buffer_of(split_view(view))
         into = Device[device].allocator._as_buffer(buffer.memory)
-        if into is not None:
-            read_view(source, view, into[: buffer.nbytes])
-        else:
-            read = memoryview(bytearray(buffer.nbytes))
-            read_view(source, view, read)
+        read = memoryview(bytearray(buffer.nbytes)) if into is None else into[: buffer.nbytes]
+        read_view(source, view, read)
+        if view.dtype is dtypes.bool:  # whatever stands in a file, memory holds 0 and 1
+            flat = np.frombuffer(read, np.uint8)
+            np.minimum(flat, 1, out=flat)
+        if into is None:
             buffer.copyin(read)
         return node
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import threading
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import safetensors
 import safetensors.numpy
 
-from tiny.dtype import _to_np_dtype, dtypes, strong_dtype
+from tiny.dtype import dtypes, strong_dtype
 from tiny.tensor import Tensor
 
 # dtypes as safetensors files name them
@@ -174,17 +174,45 @@ def safe_load_metadata(fn: str | os.PathLike[str]) -> tuple[Path, int, dict[str,
 
 
 def safe_load(fn: str | os.PathLike[str]) -> dict[str, Tensor]:
-    """The tensors of a safetensors file. ValueError if it is damaged or of unknown dtypes."""
-    content = Path(fn).read_bytes()
+    """The tensors of a safetensors file, on `DISK:fn`: what is moved off it is read then.
+
+    ValueError if the file is damaged or of unknown dtypes.
+    """
+    path, begin, header = safe_load_metadata(fn)
+    header.pop("__metadata__", None)
+    data = Tensor(path)[begin:]
+    end = 0
     try:
-        entries = safetensors.deserialize(content)  # type: ignore[no-untyped-call]  # it has no stub
-    except safetensors.SafetensorError as error:
+        entries = sorted(header.items(), key=lambda entry: entry[1]["data_offsets"])
+        parts = []
+        for name, entry in entries:
+            dtype, shape = _SAFE_DTYPES.get(entry["dtype"]), tuple(entry["shape"])
+            if dtype is None:
+                raise UnknownDtypeError(
+                    f"{fn}: tensor {name!r} has dtype {entry['dtype']!r}, not known here"
+                )
+            start, stop = entry["data_offsets"]
+            sizes = (*shape, start, stop)
+            if not all(type(n) is int and n >= 0 for n in sizes):
+                raise ValueError(f"tensor {name!r} has sizes or offsets that are none")
+            if start != end or stop - start != math.prod(shape) * dtype.itemsize:
+                raise ValueError(
+                    f"tensor {name!r} of shape {shape} is said to be bytes {start} to {stop}"
+                )
+            parts.append((name, dtype, shape, start, stop))
+            end = stop
+        if end != data.shape[0]:
+            raise ValueError(f"the tensors have {end} bytes, the file {data.shape[0]}")
+    except UnknownDtypeError:
+        raise
+    except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{fn} is not a safetensors file, or it is damaged: {error}") from error
-    tensors = {}
-    for name, entry in entries:
-        dtype = _SAFE_DTYPES.get(entry["dtype"])
-        if dtype is None:
-            raise ValueError(f"{fn}: tensor {name!r} has dtype {entry['dtype']!r}, not known here")
-        array = np.frombuffer(entry["data"], _to_np_dtype(dtype)).reshape(entry["shape"])
-        tensors[name] = Tensor(array)
-    return tensors
+    found = {
+        name: data[start:stop].bitcast(dtype).reshape(shape)
+        for name, dtype, shape, start, stop in parts
+    }
+    return {name: found[name] for name in header}
+
+
+class UnknownDtypeError(ValueError):
+    """A dtype of a file that is none here."""

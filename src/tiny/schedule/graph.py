@@ -132,6 +132,8 @@ def read_graph(sink: UOp, default_device: str) -> TensorGraph:
     for i, node in enumerate(nodes):
         op = node.op
         kind = _KINDS.get(op)
+        if op is Ops.CUSTOM:
+            raise NotImplementedError(f"{node.arg}: no device here can do this; do it elsewhere")
         if kind is None:
             raise TypeError(f"schedule: {op!r} is not part of a tensor graph; expand it before")
         if kind == TRANSFER:

@@ -372,7 +372,7 @@ def is_assignment(x: UOp) -> bool:
     return view.op in (Ops.BUFFER, Ops.AFTER, Ops.PARAM)
 
 
-_EFFECTS = (Ops.STORE, Ops.GROUP, Ops.CALL, Ops.UNIQUE)
+_EFFECTS = (Ops.STORE, Ops.GROUP, Ops.CALL, Ops.CUSTOM, Ops.UNIQUE)
 
 
 def is_version(x: UOp) -> bool:
@@ -444,6 +444,7 @@ spec_tensor = (
             (UPat(Ops.PARAM, src=(), name="x"), lambda x: type(x.arg) is ParamArg),
             (UPat(Ops.TUPLE), lambda: True),
             (UPat(Ops.CALL, src=(UPat.var(),), allow_any_len=True, name="x"), is_call),
+            (UPat(Ops.CUSTOM, dtypes.void, name="x"), lambda x: type(x.arg) is str),
             (UPat(Ops.FUNCTION, src=(UPat.var(),), allow_any_len=True), lambda: True),
             (UPat(Ops.GETTUPLE, src=_operands(1), name="x"), is_member),
         ],
