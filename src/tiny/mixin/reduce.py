@@ -55,7 +55,7 @@ class ReduceMixin(ActivationsMixin):
         >>> Tensor([[1, 2], [3, 4]]).sum(axis=0).tolist()
         [4, 6]
         >>> Tensor([200, 100], dtype="uint8").sum().dtype
-        dtypes.uint
+        dtypes.uint32
         """
         own = strong_dtype(self.dtype if dtype is None else to_dtype(dtype))
         if dtypes.is_float(own):
