@@ -14,9 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conftest import examples
-from tiny import Context, Tensor, TinyJit, Variable, dtypes
+from tiny import Context, Device, Tensor, TinyJit, Variable, dtypes
 from tiny.mixin import einsum as einsum_room
-from tiny.uop.ops import Ops
+from tiny.schedule import create_schedule
+from tiny.uop.ops import Ops, UOp
 
 
 def drawn(*shape, dtype="float32", seed=0):
@@ -438,6 +439,46 @@ def test_mistakes_of_attention_are_named(make, error, words):
 def test_heads_must_divide_those_of_queries():
     with pytest.raises(ValueError, match=r"query \(3, 2, 4\), key \(2, 2, 4\)"):
         ones(3, 2, 4).scaled_dot_product_attention(ones(2, 2, 4), ones(2, 2, 4), enable_gqa=True)
+
+
+# ---------------------------------------------------------------- kernels
+
+
+def empty(*shape: int, dtype: str = "float32") -> Tensor:
+    return Tensor.empty(*shape, dtype=dtype)
+
+
+@pytest.mark.parametrize(
+    "make, count",
+    [
+        (lambda: empty(3, 4, 16, 8).scaled_dot_product_attention(*[empty(3, 4, 20, 8)] * 2), 2),
+        (
+            lambda: empty(2, 16, 8).scaled_dot_product_attention(
+                *[empty(2, 16, 8)] * 2, is_causal=True
+            ),
+            2,
+        ),
+        (
+            lambda: empty(3, 4, 16, 8).scaled_dot_product_attention(
+                *[empty(3, 2, 20, 8)] * 2, empty(16, 20, dtype="bool"), enable_gqa=True
+            ),
+            2,
+        ),
+        (lambda: empty(3, 4, 1, 8).scaled_dot_product_attention(*[empty(3, 4, 20, 8)] * 2), 1),
+        (lambda: empty(2, 4, 9, 9).conv2d(empty(6, 2, 3, 3), empty(6), groups=2, padding=1), 1),
+        (lambda: empty(2, 4, 9, 9).conv_transpose2d(empty(4, 2, 3, 3), empty(2)), 1),
+        (lambda: empty(2, 4, 9, 9).conv_transpose2d(empty(4, 2, 3, 3), empty(2), stride=2), 2),
+        (lambda: empty(2, 4, 9, 9).avg_pool2d(3, 2, padding=1, count_include_pad=False), 1),
+        (lambda: empty(2, 4, 9, 9).max_pool2d(3, 2, padding=1), 1),
+        (lambda: empty(4, 5).linear(empty(5, 6), empty(6)), 1),
+        (lambda: Tensor.einsum("bij,kj->bki", empty(2, 3, 5), empty(4, 5)), 1),
+        (lambda: empty(2, 9, 9).interpolate((5, 4)), 1),
+    ],
+)
+def test_at_most_so_many_kernels_are_needed(make, count):
+    target = Device["CPU"].target
+    schedule = create_schedule(UOp.sink(make().uop), lambda _: target, "CPU")
+    assert len(schedule.schedule.items) <= count
 
 
 # ---------------------------------------------------------------- interpolation
