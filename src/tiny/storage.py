@@ -443,7 +443,11 @@ class View(Member):
 
     @property
     def shape(self) -> tuple[Any, ...]:
-        """The sizes of the dimensions."""
+        """The sizes of the dimensions, ints or expressions of Variables; () of a scalar.
+
+        >>> Tensor([[1, 2, 3], [4, 5, 6]]).shape
+        (2, 3)
+        """
         return self._uop.shape
 
     @property

@@ -316,11 +316,23 @@ class IndexingMixin(ScanMixin):
         return self._places(columns) < self._places(rows).unsqueeze(-1) + diagonal
 
     def tril(self, diagonal: int = 0) -> Self:
-        """0 above a diagonal of the last two dimensions."""
+        """0 above a diagonal of the last two dimensions; that of number k is k above the main one.
+
+        ValueError if there are fewer than two.
+
+        >>> Tensor([[1, 2, 3], [4, 5, 6]]).tril().tolist()
+        [[1, 0, 0], [4, 5, 0]]
+        """
         return self._triangle(diagonal + 1).where(self, 0).cast(self.dtype)
 
     def triu(self, diagonal: int = 0) -> Self:
-        """0 below a diagonal of the last two dimensions."""
+        """0 below a diagonal of the last two dimensions; that of number k is k above the main one.
+
+        ValueError if there are fewer than two.
+
+        >>> Tensor([[1, 2, 3], [4, 5, 6]]).triu(1).tolist()
+        [[0, 2, 3], [0, 0, 6]]
+        """
         return self._triangle(diagonal).where(0, self).cast(self.dtype)
 
 
