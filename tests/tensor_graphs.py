@@ -100,6 +100,22 @@ def assign(x: UOp, value: UOp, view: UOp | None = None) -> UOp:
     return x.after(UOp(Ops.STORE, dtypes.void, (x if view is None else view, value)))
 
 
+def index(x: UOp, *places: UOp) -> UOp:
+    """The elements at places along the first dimensions."""
+    return UOp(Ops.INDEX, x.dtype, (x, *places), len(places))
+
+
+def scatter(x: UOp, value: UOp, *places: UOp, kind: Ops | None = None) -> UOp:
+    """x after a value was written to places, or combined with what is there."""
+    return x.after(UOp(Ops.STORE, dtypes.void, (x, value, *places), kind))
+
+
+def place(x: UOp, size: int) -> UOp:
+    """A number as a place from 0 to size, the last of which is outside."""
+    whole = x.cast(dtypes.int32)
+    return op(Ops.FLOORMOD, whole, const(size + 1, whole))
+
+
 def matmul(a: UOp, b: UOp) -> UOp:
     """(n, k) @ (k, m)."""
     (n, k), (_, m) = a.shape, b.shape
@@ -253,7 +269,7 @@ def graphs(draw: st.DrawFn, most: int = 12, largest: int = 400) -> list[UOp]:
 
     for _ in range(draw(st.integers(1, most))):
         x = pick()
-        kind = draw(st.sampled_from("++*mwnRRRSEEPPFTCVVVUO"))
+        kind = draw(st.sampled_from("++*mwnRRRSEEPPFTCVVVUOII"))
         shape = x.shape
         if kind in "+*mw":
             y = pick()
@@ -303,6 +319,15 @@ def graphs(draw: st.DrawFn, most: int = 12, largest: int = 400) -> list[UOp]:
                 sizes.append(draw(st.sampled_from(_factors(n))))
                 n //= sizes[-1]
             x = reshape(x, *sizes, *([1] if not sizes or draw(st.booleans()) else []))
+        elif kind == "I":
+            y = pick()
+            named = draw(st.integers(1, min(2, len(shape))))
+            places = [place(y, n) for n in shape[:named]]
+            if draw(st.booleans()):
+                places[-1] = place(op(Ops.SUB, const(3, y), y), shape[named - 1])
+            new = y.shape + shape[named:]
+            if math.prod(new) <= largest and len(new) <= 5:
+                x = index(x, *places)
         elif kind == "U":
             axis = draw(st.integers(0, len(shape) - 1))
             k = draw(st.integers(1, shape[axis]))
@@ -329,7 +354,7 @@ def rows(draw: st.DrawFn, most: int = 12) -> list[UOp]:
     for _ in range(draw(st.integers(1, most))):
         x = pool[-1 - draw(st.integers(0, min(3, len(pool) - 1)))]
         axis = draw(st.sampled_from(along))
-        kind = draw(st.sampled_from("RRRRRAA++xwfsubtpog"))
+        kind = draw(st.sampled_from("RRRRRAA++xwfsubtpogii"))
         if kind == "R":  # along whole rows
             r = reduce(x, *along, kind=draw(st.sampled_from([Ops.ADD, Ops.MAX])))
             x = op(draw(st.sampled_from([Ops.SUB, Ops.MAX])), x, expand(r, *shape))
@@ -366,6 +391,13 @@ def rows(draw: st.DrawFn, most: int = 12) -> list[UOp]:
             x = shrink(
                 pad(x, *pairs), *[(b, b + k) for (b, _), k in zip(pairs, shape, strict=True)]
             )
+        elif kind == "i":  # at computed places of the row
+            y = pool[draw(st.integers(0, len(pool) - 1))]
+            places = []
+            for d, size in enumerate(shape):
+                own = reshape(arange(size), *[size if k == d else 1 for k in range(len(shape))])
+                places.append(place(y, size) if d == axis else expand(own, *shape))
+            x = index(x, *places)
         elif kind == "o":  # over the other dimensions
             x = op(Ops.SUB, x, expand(reduce(x, *range(n), kind=Ops.MAX), *shape))
         else:
@@ -400,7 +432,7 @@ def programs(draw: st.DrawFn, most: int = 10) -> tuple[list[UOp], list[UOp]]:
         k = draw(st.integers(0, len(now) - 1))
         size = n if draw(st.booleans()) else draw(st.integers(1, n))
         begin = draw(st.integers(0, n - size))
-        kind = draw(st.sampled_from("vvvs+r"))
+        kind = draw(st.sampled_from("vvvs+rpp"))
         value = read(size)
         if kind == "+":
             value = add(value, read(size))
@@ -410,8 +442,13 @@ def programs(draw: st.DrawFn, most: int = 10) -> tuple[list[UOp], list[UOp]]:
             value = add(shrink(now[k], (begin, begin + size)), const(1, value))
         if draw(st.booleans()):
             held.append(add(read(n), const(1, value)))
-        view = part(now[k], begin, size, kind != "s" and draw(st.booleans()))
-        now[k] = assign(now[k], value, view)
+        if kind == "p":  # at computed places, perhaps with what is there
+            how = draw(st.sampled_from([None, Ops.ADD, Ops.MAX, Ops.MUL]))
+            at = contiguous(place(read(size), n))
+            now[k] = scatter(now[k], contiguous(add(value, value)), at, kind=how)
+        else:
+            view = part(now[k], begin, size, kind != "s" and draw(st.booleans()))
+            now[k] = assign(now[k], value, view)
         values.append(now[k])
     return now, held[:3]
 

@@ -102,7 +102,7 @@ class WritingMixin(InterchangeMixin):
         given = [x for k, x in enumerate(given) if not k or not _is_whole(x)]
         if len(given) != 1 or not isinstance(given[0], type(self)):
             return False
-        mask: Self = given[0]
+        mask: Any = given[0]
         if mask.dtype is not dtypes.bool or mask.shape != self.shape[: mask.ndim]:
             return False
         value = self._as_value(v)

@@ -262,6 +262,8 @@ class Placement:
                     elements *= g.shape[i][d]
             elif e.vmin < 0 or e.vmax >= g.shape[i][d]:
                 return Verdict(Where.GLOBAL, "wanted out of bounds")
+            elif self.loops.named_in((e,)):
+                return Verdict(Where.GLOBAL, "no row is kept at a place that may not be there")
             elif self.costs.varies(i, d):
                 scope |= mask
         if not scope or not dims:
