@@ -156,6 +156,23 @@ def gathers_of_all_kinds():
 
 
 @program
+def writes_to_computed_places():
+    table, counts = floats(5, 6), floats(5)
+
+    @TinyJit
+    def step(i, k, v):
+        counts.assign(counts.scatter(0, i, 1.0, reduce="add"))
+        rows = table.scatter_reduce(1, k, v, "mean", include_self=False)
+        places = (rows > 0).nonzero(size=7, fill_value=-1)
+        rows[i] = rows[places[:4, 0]] * 2
+        return rows, places, rows.masked_select(rows < 0, size=4), v.gather(0, k.abs() // 2)
+
+    i = np.array([1, 4, 1, 9], np.int32)
+    k = np.array([[0, 5], [2, 2], [1, 0], [3, 4], [-5, 0]], np.int32)
+    return step, [tuple(map(Tensor, (i, k, floats(5, 2).numpy()))) for _ in range(4)]
+
+
+@program
 def convolutions_and_pools():
     x, weight = floats(2, 4, 11, 9), floats(6, 2, 3, 3)
     x.requires_grad = weight.requires_grad = True
@@ -309,7 +326,9 @@ def test_loaded_steps_give_the_bits_of_replays(name, tmp_path):
     assert {name: bits(tensor) for name, tensor in after.state.items()} == state
 
 
-@pytest.mark.parametrize("name", ["embedding_and_cross_entropy", "gathers_of_all_kinds"])
+@pytest.mark.parametrize(
+    "name", ["embedding_and_cross_entropy", "gathers_of_all_kinds", "writes_to_computed_places"]
+)
 def test_a_step_runs_on_another_device(name, tmp_path):
     step, calls = captured(name)
     step.export(tmp_path / "step.tiny")
