@@ -1,4 +1,4 @@
-"""Derive the polynomials of `tiny.codegen.lower.transcendental`: weighted minimax, by Remez.
+"""Derive the polynomials of `tiny.codegen.lower`: weighted minimax, by Remez.
 
     python benchmarks/minimax.py
 
@@ -125,6 +125,56 @@ def atanh_weight(z: mp.mpf) -> mp.mpf:
     return s * z / (2 * LOG2E * mp.atanh(s))
 
 
+def log_tail(f: mp.mpf) -> mp.mpf:
+    """(log(1 + f) - f) / f**2"""
+    return (mp.log1p(f) - f) / f**2
+
+
+def log_weight(f: mp.mpf) -> mp.mpf:
+    return f**2 / mp.log1p(f)
+
+
+def odd(function: Function) -> tuple[Function, Function]:
+    """(f(t) / t - 1) / t**2 at z = t**2, for an odd f(t) = t + ..., and its weight."""
+
+    def tail(z: mp.mpf) -> mp.mpf:
+        t = mp.sqrt(z)
+        return (function(t) / t - 1) / z
+
+    def weight(z: mp.mpf) -> mp.mpf:
+        t = mp.sqrt(z)
+        return z * t / function(t)
+
+    return tail, weight
+
+
+def erf_tail(z: mp.mpf) -> mp.mpf:
+    """erf(a) / a - 1, at z = a**2"""
+    a = mp.sqrt(z)
+    return mp.erf(a) / a - 1
+
+
+def erf_weight(z: mp.mpf) -> mp.mpf:
+    a = mp.sqrt(z)
+    return a / mp.erf(a)
+
+
+def erfc_share(t: mp.mpf) -> mp.mpf:
+    """(1 + 2 a) exp(a**2) erfc(a), at t = (a - 2) / (a + 2)"""
+    a = 2 * (1 + t) / (1 - t)
+    return (1 + 2 * a) * mp.exp(a * a) * mp.erfc(a)
+
+
+def erfc_weight(t: mp.mpf) -> mp.mpf:
+    return 1 / erfc_share(t)
+
+
+def second_tail(z: mp.mpf) -> mp.mpf:
+    """(atanh(s) / s - 1 - s**2 / 3) / s**4, at z = s**2"""
+    s = mp.sqrt(z)
+    return (mp.atanh(s) / s - 1 - z / 3) / z**2
+
+
 def sin_tail(z: mp.mpf) -> mp.mpf:
     """(sin(r) / r - 1) / r**2, at z = r**2"""
     r = mp.sqrt(z)
@@ -151,6 +201,11 @@ def main() -> None:
     s_max = float(((ROOT_TWO - 1) / (ROOT_TWO + 1)) ** 2)
     r_max = float((mp.pi / 2) ** 2 * 1.0001)
     f_low, f_high = float(ROOT_HALF) - 1, float(ROOT_TWO) - 1
+
+    def from_2(a: float) -> float:
+        return (a - 2) / (a + 2)
+
+    log_of = odd(lambda s: mp.atanh(s))
     for name, target, weight, low, high, terms, dtype in (
         ("EXP2 float32: (2**f - 1) / f", exp2_tail, exp2_weight, -half, half, 6, np.float32),
         ("EXP2 float64: (2**f - 1) / f", exp2_tail, exp2_weight, -half, half, 11, np.float64),
@@ -167,6 +222,24 @@ def main() -> None:
         ("SIN float64: tail in r**2", sin_tail, sin_weight, 1e-12, 1.0, 7, np.float64),
         ("cos float64: tail in r**2", cos_tail, cos_weight,
          1e-12, 1.0, 7, np.float64),
+        ("e**x short: (e**f - 1 - f) / f**2", exp_tail, exp_weight,
+         -half_ln2, half_ln2, 6, np.float64),
+        ("log float32: (log(1 + f) - f) / f**2", log_tail, log_weight,
+         f_low, f_high, 9, np.float32),
+        ("log float64: half of it, atanh in s**2", *log_of, 1e-12, s_max, 7, np.float64),
+        ("log short: half of it, atanh in s**2", *log_of, 1e-12, s_max, 4, np.float64),
+        ("power float64: second tail of atanh", second_tail, lambda z: z * z,
+         1e-12, s_max, 8, np.float64),
+        ("tanh float32: tail in t**2", *odd(mp.tanh), 1e-12, 0.5626**2, 5, np.float32),
+        ("tanh float64: tail in t**2", *odd(mp.tanh), 1e-12, 0.5626**2, 12, np.float64),
+        ("atan float64: tail in t**2", *odd(mp.atan), 1e-12, 0.4375**2 * 1.001, 11, np.float64),
+        ("atan short: tail in t**2", *odd(mp.atan), 1e-12, (2**0.5 - 1) ** 2 * 1.001, 6, np.float64),
+        ("asin float64: tail in s**2", *odd(mp.asin), 1e-12, 0.2501, 12, np.float64),
+        ("asin short: tail in s**2", *odd(mp.asin), 1e-12, 0.2501, 6, np.float64),
+        ("erf float64: in a**2", erf_tail, erf_weight, 1e-12, 1.0, 13, np.float64),
+        ("erf short: in a**2", erf_tail, erf_weight, 1e-12, 1.0, 7, np.float64),
+        ("erfc float64", erfc_share, erfc_weight, from_2(0.49), from_2(28.0), 23, np.float64),
+        ("erfc short", erfc_share, erfc_weight, from_2(0.49), from_2(10.6), 11, np.float64),
     ):  # fmt: skip
         found, error = rounded(target, weight, low, high, terms, dtype)
         print(f"{name}, error 2**{error:.1f}")

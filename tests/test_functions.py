@@ -182,9 +182,9 @@ def test_mistakes_name_the_choices():
         Tensor([1.0]).clamp()
     with pytest.raises(ValueError, match=r"pow: an integer .*int32. to the power of -2"):
         Tensor([1]).pow(-2)
-    with pytest.raises(TypeError, match="shl: the operands must be integers, got float32"):
+    with pytest.raises(TypeError, match=r"shl: the operands must be integers, got .*float32"):
         Tensor([1.0]) << 1
-    with pytest.raises(TypeError, match="where: the condition must be bool, got int32"):
+    with pytest.raises(TypeError, match=r"where: the condition must be bool, got .*int32"):
         Tensor([1]).where(1, 2)
     with pytest.raises(ValueError, match=r"pow: .*\(2,\).*\(3,\)"):
         Tensor([1.0, 2.0]).pow(Tensor([1.0, 2.0, 3.0]))
