@@ -438,7 +438,11 @@ class View(Member):
 
     @property
     def dtype(self) -> DType:
-        """The element type."""
+        """The element type.
+
+        >>> (Tensor([1, 2]) > 1).dtype
+        dtypes.bool
+        """
         return self._uop.dtype
 
     @property
@@ -452,7 +456,11 @@ class View(Member):
 
     @property
     def device(self) -> str | None:
-        """Where the values live or will be computed; None for constants until they are used."""
+        """Where the values live or will be computed; None for constants until they are used.
+
+        >>> Tensor([1, 2]).device, Tensor(1).device
+        ('CPU', None)
+        """
         return self._storage.device
 
     def _move_to(self, storage: Storage, root: UOp, uop: UOp) -> None:

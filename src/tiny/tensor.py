@@ -136,7 +136,6 @@ class Tensor(OlderMixin, HashingMixin, metaclass=TensorType):
         return made
 
     def where(self, x: Any, y: Any) -> Self:
-        """x where this condition is true, y elsewhere. TypeError if the condition is not bool."""
         device, values, epoch = self._storage.device, [], changes.epoch
         for value in (x, y):
             if isinstance(value, Tensor):

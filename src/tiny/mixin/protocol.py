@@ -85,5 +85,10 @@ class GraphValue:
         return dim % count if count else 0
 
     def detach(self) -> Self:
-        """The same values, through which no gradient flows."""
+        """The same values, through which no gradient flows.
+
+        >>> x = Tensor([3.0])
+        >>> (x * x.detach()).sum().gradient(x)[0].tolist()
+        [3.0]
+        """
         return self._node(Ops.DETACH, self.dtype)
