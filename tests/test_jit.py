@@ -15,9 +15,8 @@ import numpy as np
 import pytest
 
 import tiny
-from tiny import Tensor, TinyJit, Variable, nn
+from tiny import Tensor, TinyJit, Variable, nn, storage
 from tiny.bench.models import conv_net, digits_net, images, set_weights
-from tiny.engine import holders
 from tiny.engine.jit import JitError
 from tiny.helpers import Context, GlobalCounters
 from tiny.uop.ops import BufferArg, Ops, UOp
@@ -473,7 +472,7 @@ def test_a_long_pending_sum_beside_a_step_takes_linear_time():
     state = Tensor([0.0]).realize()
     f = TinyJit(lambda x: (state.assign(state + x), x * 2)[1])
     one, losses, visited = Tensor([1.0]).realize(), Tensor([0.0]).realize(), []
-    original = holders._reads
+    original = storage._reads_any
 
     def counting(root, buffers, clean):
         before = len(clean)
@@ -481,12 +480,12 @@ def test_a_long_pending_sum_beside_a_step_takes_linear_time():
         visited.append(len(clean) - before)
         return found
 
-    holders._reads = counting
+    storage._reads_any = counting
     try:
         for _ in range(200):
             losses = losses + f(one)
     finally:
-        holders._reads = original
+        storage._reads_any = original
     assert sum(visited) < 1000
     assert losses.item() == 400 and state.item() == 200
 
