@@ -365,6 +365,13 @@ def _convolutions() -> list[Case]:
         ),
         Case(
             "conv_transpose2d",
+            lambda x, w, b: x.conv_transpose2d(w, b, stride=2),
+            lambda x, w, b: _torch_transposed(x, w, b, stride=2),
+            [array(1, 3, 5), array(3, 2, 3), array(2)],
+            dtypes=NARROW,
+        ),
+        Case(
+            "conv_transpose2d",
             lambda x, w: x.conv_transpose2d(w, padding=(1, 0, 2, 0)),
             lambda x, w: _torch_transposed(x, w)[:, :, 2:, 1:],
             [array(1, 2, 3, 3), array(2, 3, 3, 3)],

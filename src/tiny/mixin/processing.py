@@ -180,10 +180,7 @@ class ProcessingMixin(EinsumMixin):
             w = weight.reshape(1, groups, outputs // groups, *[1] * k, inner, *kernel)
             product = x.cast(wide) * w.cast(wide)
             total = product.sum(tuple(range(-1 - k, 0)), dtype=wide).reshape(n, outputs, *out)
-        if bias is not None:  # before the only rounding
-            result = strong_dtype(least_upper_dtype(result, bias.dtype))
-            total = total + bias.cast(wide).reshape(1, -1, *[1] * k)
-        return total.cast(result)
+        return total._with_bias(bias, result)
 
     def conv_transpose2d(
         self,
@@ -245,23 +242,24 @@ class ProcessingMixin(EinsumMixin):
         w = w.permute([0, 1, *range(3 + k, w.ndim), 2, *range(3, 3 + k)])
         w = w.flatten(0, 1 + len(phases)).flip(tuple(range(2, 2 + k)))
         full = [d * (w - 1) for d, w in zip(steps, sizes, strict=True)]
-        x = self.conv2d(
-            w, None, groups, dilation=steps, padding=[p for p in reversed(full) for _ in range(2)]
-        )
+        result = strong_dtype(least_upper_dtype(self.dtype, weight.dtype))
+        wide = sum_acc_dtype(result)
+        result = result if dtypes.is_float(result) else wide
+        around = [p for p in reversed(full) for _ in range(2)]
+        x = self.conv2d(w, None, groups, dilation=steps, padding=around, dtype=wide)
         if phases:  # (N, C_out, *phases, *sizes), where a phase belongs behind its size
             # stored, since neighbours come from different channels: sums would be one at a time
             x = x._stored().unflatten(1, (-1, *phases))
             order, phase = [0, 1], iter(range(2, 2 + len(phases)))
             for axis, step in enumerate(strides):
                 order += [2 + len(phases) + axis, *([next(phase)] if step > 1 else [])]
-            wide = [s * step for s, step in zip(x.shape[2 + len(phases) :], strides, strict=True)]
-            x = x.permute(order).reshape(*x.shape[:2], *wide)
+            long = [s * step for s, step in zip(x.shape[2 + len(phases) :], strides, strict=True)]
+            x = x.permute(order).reshape(*x.shape[:2], *long)
         ends = [
             (-before, out + before - size)
             for (before, _), out, size in zip(cut, outs, x.shape[2:], strict=True)
         ]
-        x = x.pad([(0, 0), (0, 0), *ends])
-        return x if bias is None else x + bias.reshape(1, -1, *[1] * k)
+        return x.pad([(0, 0), (0, 0), *ends])._with_bias(bias, result)
 
     def _spread(self, axis: int, step: int) -> Self:
         """With step - 1 zeros between the elements of a dimension: rows with one element each."""
@@ -271,6 +269,15 @@ class ProcessingMixin(EinsumMixin):
         x = x._pad([0] * (2 * axis + 2) + [0, step - 1] + [0] * (2 * (x.ndim - axis - 2)))
         x = x.flatten(axis, axis + 1)
         return x._cut(axis, 0, x.shape[axis] - step + 1)
+
+    def _with_bias(self, bias: Self | None, result: DType) -> Self:
+        """A number added to each channel, and rounded once, to a dtype or what that promotes to."""
+        if bias is None:
+            return self.cast(result)
+        result = strong_dtype(least_upper_dtype(result, bias.dtype))
+        wide = least_upper_dtype(self.dtype, bias.dtype)
+        x = self.cast(wide) + bias.cast(wide).reshape(1, -1, *[1] * (self.ndim - 2))
+        return x.cast(result)
 
     def _check_channels(
         self, what: str, weight: Self, bias: Self | None, groups: int, turned: bool = False
