@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import itertools
 import math
+import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 
 from conftest import examples
 from numpy_draws import Draws
-from tiny import Device, Tensor, TinyJit
+from tiny import Device, Tensor, TinyJit, random
 from tiny.dtype import dtypes
 from tiny.helpers import Context
 from tiny.randomness import RandomMixin
@@ -173,6 +175,24 @@ def test_two_draws_are_never_alike_whatever_is_read_first(draw):
     in_order = values([0, 1, 2, 3])
     assert all(a != b for a, b in itertools.combinations(in_order, 2))
     assert in_order == values([3, 1, 0, 2]) == values(None)
+
+
+def test_threads_never_draw_alike():
+    """Each takes words of its own, and all together those that one thread would have taken."""
+
+    def keys(count: int) -> list[int]:
+        return [random.draw_key("CPU", 3).src[1].arg for _ in range(count)]
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        Tensor.manual_seed(30)
+        with ThreadPoolExecutor(8) as pool:
+            found = [key for part in pool.map(keys, [100] * 8) for key in part]
+    finally:
+        sys.setswitchinterval(before)
+    Tensor.manual_seed(30)
+    assert sorted(found) == sorted(keys(800)) and len(set(found)) == 800
 
 
 def test_a_draw_that_is_not_stored_is_the_same_wherever_it_is_used():

@@ -15,6 +15,7 @@ import weakref
 from dataclasses import dataclass
 
 from tiny.dtype import dtypes
+from tiny.shared import make_lock
 from tiny.uop.ops import Ops, UOp, VarArg, sym_infer
 from tiny.uop.runtime import recorder
 
@@ -37,6 +38,9 @@ def threefry(x: int, key: int) -> int:
     return b << 32 | a
 
 
+_turn = make_lock(4)  # nothing else is taken under it
+
+
 @dataclass
 class Generator:
     """The key of a device's numbers, and how many words of 32 bits were drawn from it."""
@@ -46,7 +50,8 @@ class Generator:
 
     def draw(self, words: int) -> int:
         """Take that many words; the key under which they are made."""
-        before, self.counter = self.counter, (self.counter + words) & (2**64 - 1)
+        with _turn:  # two threads never take the same words
+            before, self.counter = self.counter, (self.counter + words) & (2**64 - 1)
         return threefry(before, self.key)
 
 
@@ -61,8 +66,9 @@ def manual_seed(seed: int = 0) -> None:
         raise TypeError(f"manual_seed: the seed is an int, got {seed!r}")
     if (watching := recorder()) is not None:
         watching.refuse("manual_seed was called: a replay goes on drawing; call it outside")
-    _seed = seed.__index__()
-    _generators.clear()
+    with _turn:
+        _seed = seed.__index__()
+        _generators.clear()
 
 
 State = tuple[int, dict[str, tuple[int, int]]]
@@ -76,18 +82,20 @@ def state() -> State:
 def set_state(to: State) -> None:
     """Go on from where the generators were."""
     global _seed
-    _seed, counters = to
-    _generators.clear()
-    _generators.update({device: Generator(*numbers) for device, numbers in counters.items()})
+    with _turn:
+        _seed, counters = to
+        _generators.clear()
+        _generators.update({device: Generator(*numbers) for device, numbers in counters.items()})
 
 
 def generator(device: str) -> Generator:
     """The generator of a device: the n-th device to draw has the n-th key of the seed."""
-    if device not in _generators:
-        count = len(_generators).to_bytes(4, "big")
-        word = int.from_bytes(hashlib.sha256(count).digest(), "big") & _WORD
-        _generators[device] = Generator((_seed & _WORD) << 32 | word)
-    return _generators[device]
+    with _turn:
+        if device not in _generators:
+            count = len(_generators).to_bytes(4, "big")
+            word = int.from_bytes(hashlib.sha256(count).digest(), "big") & _WORD
+            _generators[device] = Generator((_seed & _WORD) << 32 | word)
+        return _generators[device]
 
 
 # Two draws in one schedule need variables of different names, and a training step that draws
@@ -104,10 +112,12 @@ def draw_key(device: str, words: int | UOp) -> UOp:
     """
     global _names_made
     key = generator(device).draw(sym_infer(words, {}))
-    if not _free_names:
-        heapq.heappush(_free_names, _names_made)
-        _names_made += 1
-    number = heapq.heappop(_free_names)
+    with _turn:
+        # a name may be given back at any moment, here too: it is one step of the heap
+        if not _free_names:
+            heapq.heappush(_free_names, _names_made)
+            _names_made += 1
+        number = heapq.heappop(_free_names)
     name = f"random_key_{number}"
     variable = UOp(Ops.DEFINE_VAR, dtypes.uint64, (), VarArg(name, 0, dtypes.uint64.max))
     if (watching := recorder()) is not None:
