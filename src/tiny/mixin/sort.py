@@ -208,16 +208,18 @@ class SortMixin(ProcessingMixin):
         those whose first elements come first.
         """
         rows, size = self.shape
-        if size <= _BLOCK * max(_BLOCK, 2 * count):
+        if rows * size * size <= _PAIRS_OF_KERNELS or size < 16 * count:
             return self._order(count)
-        blocks = ceildiv(size, _BLOCK)
-        cut = self._keys_to(blocks * _BLOCK).reshape(rows, blocks, _BLOCK)
+        # about as many blocks as elements in those that are chosen
+        block = min(1 << (size // count).bit_length() // 2, _BLOCK)
+        blocks = ceildiv(size, block)
+        cut = self._keys_to(blocks * block).reshape(rows, blocks, block)
         chosen = cut.min(-1)._first(count)
         # side by side in the order of places, so that equal elements keep theirs
         chosen = chosen.gather(1, chosen.cast(dtypes.uint32)._order(count)).unsqueeze(-1)
-        keys = cut.gather(1, chosen._broadcast_to((rows, count, _BLOCK)))
-        places = (chosen * _BLOCK + self._places(_BLOCK)).reshape(rows, count * _BLOCK)
-        return places.gather(1, keys.reshape(rows, count * _BLOCK)._order(count))
+        keys = cut.gather(1, chosen._broadcast_to((rows, count, block)))
+        places = (chosen * block + self._places(block)).reshape(rows, count * block)
+        return places.gather(1, keys.reshape(rows, count * block)._order(count))
 
     # ------------------------------------------------------------ long rows
 
@@ -263,6 +265,7 @@ class SortMixin(ProcessingMixin):
         before = (counts.cumsum(1) - counts).reshape(rows, _DIGITS, blocks).permute(0, 2, 1)
         start = before.contiguous().gather(2, digit.cast(dtypes.int32))
         place = (start + inside.cast(dtypes.int32)).reshape(rows, size) - 1
-        place = place + self._row_starts(self.shape, size)
+        # made before the store, which has neither threads nor lanes
+        place = (place + self._row_starts(self.shape, size)).contiguous()
         shifted = ((self >> (32 + _DIGIT_BITS)) << 32) | (self & 0xFFFFFFFF)
         return shifted._placed(place, self.shape)
