@@ -27,7 +27,12 @@ ZERO = UOp.const(0, dtypes.int32)
 
 
 class CreationMixin(View, CastsMixin):
-    """The constructors of a Tensor that draw nothing."""
+    """Tensors made from shapes and by rule.
+
+    All take `dtype`, a dtype or its name; `device`, by default that of `Device.DEFAULT`; and
+    `requires_grad`. Sizes come one by one or as one tuple; they are ints of at least 0, or
+    expressions of Variables.
+    """
 
     __slots__ = ()
 

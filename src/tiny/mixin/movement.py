@@ -53,7 +53,13 @@ _PAD_MODES = ("constant", "reflect", "replicate", "circular")
 
 
 class MovementMixin(GraphValue):
-    """Movement methods. The results are views where the class has any."""
+    """What rearranges, repeats, cuts and joins.
+
+    What only rearranges is a view: what is written to it is written to the whole. What repeats
+    elements or puts others beside them (pad, pad_to, repeat, repeat_interleave, roll, cat, stack,
+    unfold, diag) is a value of the moment, which later writes do not change. A dimension may be
+    counted from the end; IndexError if there is none.
+    """
 
     __slots__ = ()
 
