@@ -449,6 +449,8 @@ class Spy:
 ELSEWHERE: dict[str, Callable[[], tuple[Any, str]]] = {}
 # names whose effect is no result: the call -> a call that has another effect
 EFFECTS: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]] = {}
+# the same, of which only the gradient is another
+GRADIENT_EFFECTS: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]] = {}
 
 
 @contextlib.contextmanager
@@ -461,8 +463,9 @@ def spied(name: str, spoil: Spoil | None = None) -> Iterator[Spy]:
 
     def watched(call: Callable[..., Any]) -> Callable[..., Any]:
         spoilt_call = call
-        if spoil is not None and not spoil.gradient and name in EFFECTS:
-            spoilt_call = EFFECTS[name](call)
+        if spoil is not None:
+            effects = GRADIENT_EFFECTS if spoil.gradient else EFFECTS
+            spoilt_call = effects.get(name, lambda same: same)(call)
 
         def wrapper(*args: Any, **kwargs: Any) -> Any:
             if spy.inside:
@@ -511,6 +514,14 @@ def _set_and_spoil(call: Callable[..., Any]) -> Callable[..., Any]:
     return wrapper
 
 
+def _set_and_spoil_gradient(call: Callable[..., Any]) -> Callable[..., Any]:
+    def wrapper(self: Any, *args: Any) -> None:
+        call(self, *args)
+        self.assign(_other_gradient(self))
+
+    return wrapper
+
+
 def _again(call: Callable[..., Any]) -> Callable[..., Any]:
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         call(*args, **kwargs)
@@ -523,4 +534,5 @@ def _another_seed(call: Callable[..., Any]) -> Callable[..., Any]:
     return lambda seed=0: call(seed + 1)
 
 
+GRADIENT_EFFECTS["__setitem__"] = _set_and_spoil_gradient
 EFFECTS |= {"__setitem__": _set_and_spoil, "backward": _again, "manual_seed": _another_seed}
