@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Self
+from typing import Any, Self
 
 from tiny.dtype import dtypes, least_upper_dtype
 from tiny.mixin.linalg import LinalgMixin
@@ -48,7 +48,9 @@ class AttentionMixin(LinalgMixin):
         wide = dtypes.float64 if result is dtypes.float64 else dtypes.float32
         shapes = f"query {query.shape}, key {key.shape}, value {value.shape}"
         enough = min(query.ndim, key.ndim, value.ndim) > 1
-        sizes = (query.shape[-1], key.shape[-1], key.shape[-2], value.shape[-2]) if enough else ()
+        sizes: tuple[Any, ...] = ()
+        if enough:
+            sizes = (query.shape[-1], key.shape[-1], key.shape[-2], value.shape[-2])
         if not enough or sizes[0] != sizes[1] or sizes[2] != sizes[3]:
             raise ValueError(
                 "scaled_dot_product_attention: the query is (..., L, E), the key (..., S, E) and "

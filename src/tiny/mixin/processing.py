@@ -150,8 +150,8 @@ class ProcessingMixin(EinsumMixin):
         `dtype`, by default in that of `sum`. ValueError if shapes or groups do not fit, or if the
         window is larger than what it moves over.
 
-        With WINO=1, windows of 3 in each dimension that move by 1 are computed in tiles of 4, in
-        two dimensions with a quarter of the products: F(4x4, 3x3) of Lavin & Gray, CVPR 2016.
+        With WINO=1, windows of 3 in each dimension that move by 1 (those that `conv_transpose2d`
+        comes to as well) are computed in tiles of 4, in two dimensions with a quarter of the products: F(4x4, 3x3) of Lavin & Gray, CVPR 2016.
         Errors are then up to 32 units of rounding of the accumulation (4e-6 of float32), 64 in
         three dimensions, times the largest sum of magnitudes of products; direct ones up to 16. It
         takes memory for some times the elements, and is of use where channels are some tens.
@@ -221,27 +221,11 @@ class ProcessingMixin(EinsumMixin):
                     f"{kernel}, stride {stride}, dilation {dilation}, padding {padding}; "
                     "pad less"
                 )
-        # (g, C_out / g, C_in / g, *kernel, *phases)
-        w = weight.unflatten(0, (groups, -1)).transpose(1, 2)
-        phases = []
-        for axis, (step, d) in enumerate(zip(strides, dilations, strict=True), start=3):
-            if step > 1:
-                w = w._spread(axis, d)
-                rows = ceildiv(w.shape[axis], step)
-                w = w._pad(
-                    [0] * (2 * axis + 1)
-                    + [rows * step - w.shape[axis]]
-                    + [0] * (2 * (w.ndim - 1 - axis))
-                )
-                # element row * step + phase of the kernel is element `row` of that phase
-                w = w.unflatten(axis, (rows, step))
-                w = w.permute([*range(axis + 1), *range(axis + 2, w.ndim), axis + 1])
-                phases.append(step)
-        steps = [1 if step > 1 else d for step, d in zip(strides, dilations, strict=True)]
-        sizes = w.shape[3 : 3 + k]
-        w = w.permute([0, 1, *range(3 + k, w.ndim), 2, *range(3, 3 + k)])
+        w = weight.unflatten(0, (groups, -1)).transpose(1, 2)._by_phases(strides, dilations)
+        phases = [step for step in strides if step > 1]
         w = w.flatten(0, 1 + len(phases)).flip(tuple(range(2, 2 + k)))
-        full = [d * (w - 1) for d, w in zip(steps, sizes, strict=True)]
+        steps = [1 if step > 1 else d for step, d in zip(strides, dilations, strict=True)]
+        full = [d * (rows - 1) for d, rows in zip(steps, w.shape[2:], strict=True)]
         result = strong_dtype(least_upper_dtype(self.dtype, weight.dtype))
         wide = sum_acc_dtype(result)
         result = result if dtypes.is_float(result) else wide
@@ -261,12 +245,28 @@ class ProcessingMixin(EinsumMixin):
         ]
         return x.pad([(0, 0), (0, 0), *ends])._with_bias(bias, result)
 
+    def _by_phases(self, strides: Sequence[int], dilations: Sequence[int]) -> Self:
+        """(g, C_out / g, C_in / g, *kernel) -> (g, C_out / g, *phases, C_in / g, *rows).
+
+        Where the stride is more than 1, element row * stride + phase of the kernel, with what its
+        dilation makes of it, is element `row` of that phase.
+        """
+        w, k = self, len(strides)
+        for axis, (step, d) in enumerate(zip(strides, dilations, strict=True), start=3):
+            if step > 1:
+                w = w._spread(axis, d)
+                rows = ceildiv(w.shape[axis], step)
+                grown = [(0, rows * step - s if a == axis else 0) for a, s in enumerate(w.shape)]
+                w = w.pad(grown).unflatten(axis, (rows, step))
+                w = w.permute([*range(axis + 1), *range(axis + 2, w.ndim), axis + 1])
+        return w.permute([0, 1, *range(3 + k, w.ndim), 2, *range(3, 3 + k)])
+
     def _spread(self, axis: int, step: int) -> Self:
         """With step - 1 zeros between the elements of a dimension: rows with one element each."""
         if step == 1:
             return self
         x = self.unsqueeze(axis + 1)
-        x = x._pad([0] * (2 * axis + 2) + [0, step - 1] + [0] * (2 * (x.ndim - axis - 2)))
+        x = x.pad([(0, step - 1 if a == axis + 1 else 0) for a in range(x.ndim)])
         x = x.flatten(axis, axis + 1)
         return x._cut(axis, 0, x.shape[axis] - step + 1)
 
