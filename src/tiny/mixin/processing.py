@@ -151,10 +151,11 @@ class ProcessingMixin(EinsumMixin):
         window is larger than what it moves over.
 
         With WINO=1, windows of 3 in each dimension that move by 1 (those that `conv_transpose2d`
-        comes to as well) are computed in tiles of 4, in two dimensions with a quarter of the products: F(4x4, 3x3) of Lavin & Gray, CVPR 2016.
-        Errors are then up to 32 units of rounding of the accumulation (4e-6 of float32), 64 in
-        three dimensions, times the largest sum of magnitudes of products; direct ones up to 16. It
-        takes memory for some times the elements, and is of use where channels are some tens.
+        comes to as well) are computed in tiles of 4, in two dimensions with a quarter of the
+        products: F(4x4, 3x3) of Lavin & Gray, CVPR 2016. Errors are then up to 32 units of rounding
+        of the accumulation (4e-6 of float32), 64 in three dimensions, times the largest sum of
+        magnitudes of products; direct ones up to 16. It takes memory for some times the elements,
+        and is of use where channels are some tens.
 
         >>> Tensor([[[1.0, 2, 3, 4]]]).conv2d(Tensor([[[1.0, 0, -1]]])).tolist()
         [[[-2.0, -2.0]]]
