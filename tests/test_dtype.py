@@ -122,6 +122,26 @@ def test_default_dtypes_follow_the_context():
     assert (dtypes.default_float, dtypes.default_int) == (dtypes.float32, dtypes.int32)
 
 
+@pytest.mark.parametrize(
+    "variables, message",
+    [
+        ({"DEFAULT_FLOAT": "int32"}, "DEFAULT_FLOAT=int32: .* is no float"),
+        ({"DEFAULT_FLOAT": "weakfloat"}, "is no float"),
+        ({"DEFAULT_FLOAT": "real"}, "no dtype is named 'real'"),
+        ({"DEFAULT_INT": "float32"}, "DEFAULT_INT=float32: .* is no integer"),
+        ({"DEFAULT_INT": "bool"}, "is no integer"),
+    ],
+)
+def test_default_dtypes_of_another_kind_are_refused(variables, message):
+    with Context(**variables), pytest.raises(ValueError, match=message):
+        dtypes.default_float, dtypes.default_int
+
+
+def test_integers_of_a_size():
+    assert dtypes.int8s == (dtypes.uint8, dtypes.int8)
+    assert [d.bitsize for d in dtypes.int16s + dtypes.int64s] == [16, 16, 64, 64]
+
+
 # ---------------------------------------------------------------- promotion
 
 
@@ -165,6 +185,11 @@ def test_promotion_where_kinds_meet(a, b, joined):
 
 def test_uint64_and_int64_meet_at_a_weak_float_as_in_jax():
     assert least_upper_dtype(dtypes.uint64, dtypes.int64) is dtypes.weakfloat
+
+
+def test_no_dtypes_meet_nowhere():
+    with pytest.raises(TypeError, match="of no dtypes"):
+        least_upper_dtype()
 
 
 def test_void_takes_no_part():

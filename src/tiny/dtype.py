@@ -108,18 +108,31 @@ class DTypes:
     uints = (uint8, uint16, uint32, uint64)
     sints = (int8, int16, int32, int64)
     ints = uints + sints
+    int8s, int16s, int32s, int64s = zip(uints, sints, strict=True)
     weaks = (weakint, weakfloat)
     all = (*floats, *ints, bool)
 
     @property
     def default_float(self) -> DType:
-        """The dtype of Python floats in lists, set by DEFAULT_FLOAT."""
-        return to_dtype(DEFAULT_FLOAT.value)
+        """The dtype of Python floats where they are stored, set by DEFAULT_FLOAT.
+
+        ValueError if that names no float.
+        """
+        found = to_dtype(DEFAULT_FLOAT.value)
+        if found.kind not in "f8":
+            raise ValueError(f"DEFAULT_FLOAT={DEFAULT_FLOAT.value}: {found} is no float")
+        return found
 
     @property
     def default_int(self) -> DType:
-        """The dtype of Python ints in lists, set by DEFAULT_INT."""
-        return to_dtype(DEFAULT_INT.value)
+        """The dtype of Python ints where they are stored, set by DEFAULT_INT.
+
+        ValueError if that names no integer.
+        """
+        found = to_dtype(DEFAULT_INT.value)
+        if found.kind not in "iu":
+            raise ValueError(f"DEFAULT_INT={DEFAULT_INT.value}: {found} is no integer")
+        return found
 
     @staticmethod
     def is_float(dtype: DType) -> builtins.bool:
@@ -257,7 +270,16 @@ def _at_least(dtype: DType) -> frozenset[DType]:
 
 @functools.cache
 def least_upper_dtype(*ds: DType) -> DType:
-    """The dtype in which values of all these dtypes meet."""
+    """The dtype in which values of all these dtypes meet.
+
+    TypeError for void, and for no dtypes at all.
+
+    >>> from tiny.dtype import least_upper_dtype
+    >>> least_upper_dtype(dtypes.int8, dtypes.uint8), least_upper_dtype(dtypes.int64, dtypes.half)
+    (dtypes.int16, dtypes.float16)
+    """
+    if not ds:
+        raise TypeError("least_upper_dtype: of no dtypes; pass one at least")
     return min(frozenset.intersection(*map(_at_least, ds)), key=lambda d: d.priority)
 
 
@@ -344,8 +366,7 @@ def _to_odd_float64(x: PyConst) -> float:
     not exact, so that rounding again is rounding the integer (Boldo and Melquiond, 2008).
     """
     near = float(x)  # OverflowError where that is too large
-    excess = x.bit_length() - 53 if isinstance(x, int) else 0
-    if excess <= 0:
+    if not isinstance(x, int) or (excess := x.bit_length() - 53) <= 0:
         return near
     kept = abs(x) >> excess
     odd = kept | (kept << excess != abs(x))
