@@ -24,7 +24,8 @@ from tiny._core.args import (
 from tiny._core.graph import COMMUTATIVE, ELEMENTWISE, Node, make_node, register_node_class
 from tiny._core.ops import Ops
 from tiny._core.types import DType
-from tiny.dtype import AddrSpace, dtypes, least_upper_dtype
+from tiny.dtype import AddrSpace, DTypeLike, dtypes, least_upper_dtype, to_dtype
+from tiny.mixin.activations import ActivationsMixin
 from tiny.mixin.sizes import split_sizes
 from tiny.uop.printing import expression_text, graph_text
 from tiny.uop.upat import PatternMatcher, UPat, graph_rewrite, substitute
@@ -73,7 +74,7 @@ class GroupOp:
 
 
 @register_node_class
-class UOp(Node):
+class UOp(Node, ActivationsMixin):  # Node first: its operators are native
     """One operation over others: immutable and hash-consed, so that equal means identical.
 
     `op` says what, `dtype` the element type of the value, `src` its operands, `arg` the static
@@ -267,6 +268,26 @@ class UOp(Node):
         """Combine this value over loops, by ADD, MUL or MAX."""
         return UOp(Ops.REDUCE, self.dtype, (self, *ranges), ReduceArg(arg, ()))
 
+    # ------------------------------------------------------------ the protocol of the mixins
+
+    def _node(self, op: Ops, dtype: DType, others: tuple[UOp, ...] = (), arg: Any = None) -> UOp:
+        return UOp(op, dtype, (self, *others), arg)
+
+    def _move(self, op: Ops, arg: Any, sizes: tuple[Any, ...] = ()) -> UOp:
+        return UOp(op, self.dtype, (self, *sizes), arg)
+
+    def _quick(self, move: Callable[[Any, Any], Any], arg: Any) -> UOp | None:
+        found: UOp | None = move(self, arg)
+        return found
+
+    def _scalar(self, value: Any, dtype: DType | None = None) -> UOp:
+        if isinstance(value, UOp):
+            return value if dtype is None else value.cast(dtype)
+        return UOp.const(value, dtype)
+
+    def _retyped(self, dtype: DType) -> UOp | None:
+        return UOp.const(self.arg, dtype) if self.op is Ops.CONST else None
+
     # ------------------------------------------------------------ arithmetic
 
     def alu(self, op: Ops, *src: UOp) -> UOp:
@@ -301,12 +322,14 @@ class UOp(Node):
         less = self._binop(Ops.CMPLT, other, reverse)
         return less if less is NotImplemented else less | self._binop(Ops.CMPEQ, other, reverse)
 
-    def cast(self, dtype: DType) -> UOp:
+    def cast(self, dtype: DTypeLike) -> UOp:
         """This value as another dtype."""
-        return self if dtype is self.dtype else UOp(Ops.CAST, dtype, (self,))
+        to = dtype if isinstance(dtype, DType) else to_dtype(dtype)
+        return self if to is self.dtype else UOp(Ops.CAST, to, (self,))
 
-    def bitcast(self, dtype: DType) -> UOp:
+    def bitcast(self, dtype: DTypeLike) -> UOp:
         """The bits of this value read as another dtype of the same size."""
+        dtype = dtype if isinstance(dtype, DType) else to_dtype(dtype)
         if dtype.itemsize != self.dtype.itemsize:
             raise ValueError(
                 f"bitcast: {self.dtype} has {self.dtype.itemsize} bytes and {dtype} has "
@@ -384,7 +407,7 @@ class UOp(Node):
         return len(self.shape)
 
     @property
-    def size(self) -> int:
+    def size(self) -> int:  # type: ignore[override]  # a method of tensors, as there
         """How many elements the value has; symbolic sizes count with their upper bound."""
         return math.prod(int(s.vmax) if isinstance(s, UOp) else s for s in self.shape)
 
