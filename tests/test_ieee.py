@@ -55,6 +55,8 @@ def check(entry, got, dtype, result_dtype):
 @pytest.mark.parametrize("device", ["CPU", "PYTHON"])
 @pytest.mark.parametrize("entry, dtype", ENTRIES)
 def test_entries_hold_for_values_from_memory(entry, dtype, device):
+    if device == "PYTHON" and dtype not in (dtypes.float32, dtypes.bfloat16, dtypes.int32):
+        pytest.skip("slow; the other dtypes take the same path there")
     columns = [
         [number(v, dtype) for v in column]
         for column in zip(*[r[0] for r in entry.rows], strict=True)
@@ -127,7 +129,7 @@ def float_expressions(draw):
     return made[-1], leaves
 
 
-@settings(max_examples=examples(20_000, 300), deadline=None)
+@settings(max_examples=examples(20_000, 150), deadline=None)
 @given(float_expressions())
 def test_simplified_floats_have_the_bits_of_what_they_were(drawn):
     e, leaves = drawn
