@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, overload
 
 from tiny._core.ops import Ops
 from tiny.dtype import dtypes
@@ -130,6 +130,30 @@ class PoolingMixin(LossesMixin):
         total = self._seen(windows)._reduce(Ops.ADD, axes, False)
         return total / (count if isinstance(count, int) else count.cast(self.dtype))
 
+    @overload
+    def max_pool2d(
+        self,
+        kernel_size: Sizes = (2, 2),
+        stride: Sizes | None = None,
+        dilation: Sizes = 1,
+        padding: Sizes = 0,
+        ceil_mode: bool = False,
+        return_indices: Literal[False] = False,
+    ) -> Self: ...
+
+    @overload
+    def max_pool2d(
+        self,
+        kernel_size: Sizes = (2, 2),
+        stride: Sizes | None = None,
+        dilation: Sizes = 1,
+        padding: Sizes = 0,
+        ceil_mode: bool = False,
+        *,
+        return_indices: Literal[True],
+    ) -> tuple[Self, Self]: ...
+
+    @overload
     def max_pool2d(
         self,
         kernel_size: Sizes = (2, 2),
@@ -138,7 +162,17 @@ class PoolingMixin(LossesMixin):
         padding: Sizes = 0,
         ceil_mode: bool = False,
         return_indices: bool = False,
-    ) -> Any:
+    ) -> Self | tuple[Self, Self]: ...
+
+    def max_pool2d(
+        self,
+        kernel_size: Sizes = (2, 2),
+        stride: Sizes | None = None,
+        dilation: Sizes = 1,
+        padding: Sizes = 0,
+        ceil_mode: bool = False,
+        return_indices: bool = False,
+    ) -> Self | tuple[Self, Self]:
         """The maximum of each window; NaN if one is in it. Padding is smaller than all.
 
         See `avg_pool2d` for the windows. With `return_indices` also where each maximum is, as
