@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from tiny._core.build import broadcast_to, move_back, path_to, reshape
 from tiny.dtype import DType, dtypes, sum_acc_dtype
 from tiny.mixin.sizes import split_sizes
-from tiny.uop.functions import function, function_gradient
+from tiny.uop.functions import UNBOUNDED, function, function_gradient
 from tiny.uop.ops import GroupOp, Ops, ReduceArg, UOp
 
 __all__ = ["compute_gradient"]
@@ -48,9 +48,8 @@ def compute_gradient(
     gradients = {root: root_grad}
     # of what has a rule of its own: its outputs by number, and their gradients
     calls: dict[UOp, dict[int, tuple[UOp, UOp]]] = {}
-    # nodes whose gradient may be zero since a value was not selected: see `_unless_nothing`
+    # nodes whose gradient may be zero since a value was not selected: see `_where_nonzero`
     selected: set[UOp] = set()
-    finite: dict[UOp, bool] = {}
     parts: Iterable[tuple[UOp, UOp | None]]
     for node in path:  # every user of a node comes before it
         if node in calls:
@@ -75,15 +74,7 @@ def compute_gradient(
         elif node.op is Ops.INDEX:
             parts = [(node.src[0], _index(node, gradient, _needed(writer)))]
         else:
-            parts = _parts(node, gradient)
-            if picked and _is_singular(node):
-                is_product = node.op is Ops.MUL
-                parts = [
-                    (s, p)
-                    if p is None or (is_product and _is_finite(node.src[1 - k], finite))
-                    else (s, _unless_nothing(gradient, p))
-                    for k, (s, p) in enumerate(parts)
-                ]
+            parts = _parts(node, gradient, picked)
         reached = _add_all(gradients, on_path, parts)
         if picked or _selects(node):
             selected.update(reached)
@@ -145,7 +136,7 @@ def _passes_gradient(node: UOp) -> bool:
     return dtypes.is_float(node.dtype) and node.op not in (Ops.DETACH, Ops.BITCAST, Ops.TRUNC)
 
 
-def _parts(node: UOp, gradient: UOp) -> Iterable[tuple[UOp, UOp | None]]:
+def _parts(node: UOp, gradient: UOp, selected: bool) -> Iterable[tuple[UOp, UOp | None]]:
     """What a node's gradient adds to the gradients of its sources."""
     op = node.op
     if op in GroupOp.Movement:
@@ -157,90 +148,21 @@ def _parts(node: UOp, gradient: UOp) -> Iterable[tuple[UOp, UOp | None]]:
             f"no gradient is known for {op!r}; detach() what goes into it, "
             "or give the function a gradient of its own"
         )
-    return zip(node.src, rule(node, gradient), strict=False)
+    found = rule(node, gradient)
+    if selected and (op in _SINGULAR or (op is Ops.MATH and node.arg in UNBOUNDED)):
+        found = [None if part is None else _where_nonzero(gradient, part) for part in found]
+    return zip(node.src, found, strict=False)
 
 
-# ---------------------------------------------------------------- what was not selected
 # Where these have infinite values or slopes, the gradient of what was not selected would be
 # 0 * inf = NaN, and spread: `where(x > 0, log(x), 0)` at 0.
-_SINGULAR = frozenset({Ops.EXP2, Ops.LOG2, Ops.SQRT, Ops.RECIPROCAL, Ops.SIN})
-_BY_SELECTION = frozenset({"abs", "copysign"})  # gradients of these are no products
+_SINGULAR = frozenset({Ops.EXP2, Ops.LOG2, Ops.SQRT, Ops.RECIPROCAL, Ops.FDIV})
 
 
-def _is_singular(node: UOp) -> bool:
-    """Whether an operation may have infinite values or slopes, or none.
-
-    Not a product of two operands that are both repeated, each for the elements of the other: it is
-    summed, and a condition for each product would make another kernel of it.
-    """
-    if node.op is Ops.MUL:
-        return not all(_is_repeated(s) for s in node.src)
-    if node.op is Ops.MATH:
-        return node.arg not in _BY_SELECTION
-    if node.op is Ops.FDIV:
-        divisor = node.src[1].base
-        return not (divisor.op is Ops.CONST and divisor.arg and math.isfinite(divisor.arg))
-    if node.op is Ops.REDUCE:
-        return node.arg.op is Ops.MUL
-    return node.op in _SINGULAR
-
-
-def _is_finite(x: UOp, known: dict[UOp, bool]) -> bool:
-    """Whether a factor is taken to be finite: no data of its shape, no singular function of any.
-
-    Data that is repeated (a weight) and sums of products of two operands that are both repeated
-    are taken to be. `known` is what was found before.
-    """
-    seen: list[UOp] = []
-    stack = [x]
-    result = True
-    while stack and result:
-        node = stack.pop()
-        if node in known:
-            result = known[node]
-            continue
-        op = node.op
-        if op is Ops.CONST:
-            result = not isinstance(node.arg, float) or math.isfinite(node.arg)
-        elif not dtypes.is_float(node.dtype) or (op is Ops.EXPAND and node.base.op in _MEMORY):
-            continue
-        elif op in _MEMORY or (_is_singular(node) and op is not Ops.MUL):
-            result = False
-        elif op is Ops.REDUCE and _is_contraction(node.src[0]):
-            continue
-        else:
-            seen.append(node)
-            stack += node.src
-    known[x] = result
-    if result:
-        known.update(dict.fromkeys(seen, True))
-    return result
-
-
-_MEMORY = frozenset({Ops.BUFFER, Ops.AFTER, Ops.INDEX, Ops.COPY})
-
-
-def _is_contraction(x: UOp) -> bool:
-    while x.op is Ops.CAST:
-        x = x.src[0]
-    return x.op is Ops.MUL and not _is_singular(x)
-
-
-def _is_repeated(x: UOp) -> bool:
-    while x.op in (Ops.RESHAPE, Ops.PERMUTE, Ops.CAST):
-        x = x.src[0]
-    return x.op is Ops.EXPAND and x.src[0].op is not Ops.CONST
-
-
-def _unless_nothing(gradient: UOp, part: UOp) -> UOp:
-    """`part`, but 0 where it is NaN and `gradient` is 0: nothing times anything is nothing.
-
-    Not 0 wherever `gradient` is: its own gradient is the slope there, as long as that is finite.
-    """
-    gradient = _expand(gradient, part.shape)  # of a reduction
+def _where_nonzero(gradient: UOp, part: UOp) -> UOp:
+    """`part`, but zero where `gradient` is: nothing times anything is nothing."""
     zero = gradient.const_like(0)
-    is_nothing = gradient.alu(Ops.CMPEQ, zero).alu(Ops.AND, part.alu(Ops.CMPNE, part))
-    return is_nothing.alu(Ops.WHERE, zero, part)
+    return gradient.alu(Ops.CMPNE, zero).alu(Ops.WHERE, part, zero)
 
 
 # ---------------------------------------------------------------- shapes
@@ -527,17 +449,35 @@ def _reduce(node: UOp, g: UOp) -> Gradients:
         largest = x.alu(Ops.CMPEQ, _expand(node, x.shape))
         share = g.alu(Ops.FDIV, _count(largest, axes, x))
         return (largest.alu(Ops.WHERE, _expand(share, x.shape), zero),)
-    # A product: that of the other elements, found without dividing by zero.
+    return (_product(node, g),)
+
+
+def _product(node: UOp, g: UOp) -> UOp:
+    """The product of the other elements, found without dividing by zero.
+
+    Zeros stand in it as factors, so that the gradient of this one is right too where there are
+    up to two: a constant 0 in their place would have none.
+    """
+    x, axes = node.src[0], node.arg.axes
+    zero, one = x.const_like(0), x.const_like(1)
     is_zero = x.alu(Ops.CMPEQ, zero)
-    nonzero = is_zero.alu(Ops.WHERE, x.const_like(1), x)
+    nonzero = is_zero.alu(Ops.WHERE, one, x)
     zeros = _count(is_zero, axes, x)
     product = g.alu(Ops.MUL, UOp(Ops.REDUCE, x.dtype, (nonzero,), node.arg))
+    # a product that is not finite is none of the factors of 0
+    is_finite = product.alu(Ops.SUB, product).alu(Ops.CMPEQ, zero)
+    finite = is_finite.alu(Ops.WHERE, product, zero)
 
-    def where_zeros_are(count: int) -> UOp:
+    def where_zeros_are(count: int, value: UOp) -> UOp:
         hit = zeros.alu(Ops.CMPEQ, zeros.const_like(count))
-        return _expand(hit.alu(Ops.WHERE, product, zero), x.shape)
+        return _expand(hit.alu(Ops.WHERE, value, zero), x.shape)
 
-    return (is_zero.alu(Ops.WHERE, where_zeros_are(1), where_zeros_are(0).alu(Ops.FDIV, nonzero)),)
+    last = _expand(_sum(is_zero.alu(Ops.WHERE, x, zero), axes), x.shape)  # the zero, if one
+    other = where_zeros_are(2, finite).alu(Ops.MUL, last.alu(Ops.SUB, x))
+    of_zeros = where_zeros_are(1, product).alu(Ops.ADD, other)
+    rest = where_zeros_are(1, finite).alu(Ops.MUL, last)
+    of_others = where_zeros_are(0, product).alu(Ops.ADD, rest).alu(Ops.FDIV, nonzero)
+    return is_zero.alu(Ops.WHERE, of_zeros, of_others)
 
 
 def _count(flags: UOp, axes: tuple[int, ...], like: UOp) -> UOp:
