@@ -138,6 +138,9 @@ class HashingMixin(InterchangeMixin):
         Each chunk of 1 MiB is a file named by its hash, and so is each chunk of hashes above them.
         A file is whole or not there; what is there is not written again. By default the folder is
         that of FS_STORE, else one in the user's cache. OSError if it can not be written.
+
+        >>> bytes(Tensor(b"abc").fs_store("store").tolist()).hex()
+        '48dd63adb30a6701316bc52e27ccb404'
         """
         place, data = _store_folder(folder), bytes(self._bytes())
         while True:
@@ -152,6 +155,10 @@ class HashingMixin(InterchangeMixin):
         Every chunk is checked against the hash that it is named by. FileNotFoundError for one that
         is not there; ValueError for one that is damaged, a hash that is none, or a size that can
         not be that of the data. (A hash does not say how many bytes it is of.)
+
+        >>> name = Tensor(b"abc").fs_store("store")
+        >>> bytes(name.fs_load(3, "store").tolist())
+        b'abc'
         """
         if self.dtype is not dtypes.uint8 or self.shape != (HASH,):
             raise ValueError(

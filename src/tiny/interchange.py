@@ -191,8 +191,8 @@ class InterchangeMixin(RandomMixin):
         With copy=False it is the memory itself, to be read only. ValueError where that is no
         array of NumPy's without copying.
 
-        >>> np.asarray(Tensor([1, 2])) + np.array([10, 20])
-        array([11, 22], dtype=int32)
+        >>> np.asarray(Tensor([1, 2]))
+        array([1, 2], dtype=int32)
         """
         import numpy as np
 
@@ -403,8 +403,12 @@ class InterchangeMixin(RandomMixin):
         It is a tensor on that file, to be read. `gunzip` unpacks it first. `sha256`, `name`,
         `subdir`, `headers` and `allow_caching` are those of fetch, others those of a Tensor.
 
-        >>> Tensor.from_url("file:///etc/hostname").dtype
-        dtypes.uint8
+        >>> import pathlib
+        >>> path = pathlib.Path("greeting").absolute()
+        >>> path.write_bytes(b"hi")
+        2
+        >>> Tensor.from_url(path.as_uri(), name="kept/greeting").tolist()
+        [104, 105]
         """
         ours = ("sha256", "name", "subdir", "headers", "allow_caching")
         path = fetch(url, gunzip=gunzip, **{k: kwargs.pop(k) for k in ours if k in kwargs})
@@ -472,7 +476,7 @@ class InterchangeMixin(RandomMixin):
             return str(uop.arg)
         root = split_view(uop)
         if root.op is not Ops.BUFFER:
-            what = "written" if uop.op is Ops.AFTER else uop.op.name.lower()
+            what = "written" if root.op is Ops.AFTER else root.op.name.lower()
             return f"{what}, not computed"
         if recorders or not all_int(self.shape) or prod(self.shape) > MOST_SHOWN:
             return None
@@ -506,24 +510,12 @@ class InterchangeMixin(RandomMixin):
     def __reduce__(self) -> tuple[Any, ...]:
         """By value: it is computed to be pickled, and nothing is computed to load it.
 
-        The gradient does not go along. What was on a file comes back in memory.
+        Views come back apart from each other, and without gradients; what was on a file in memory.
         """
-        device = None if self.device is None else self.device
-        place = runtime().default_device() if is_file(device) else device
-        what = (self.numpy(), self.dtype, place, self.requires_grad)
-        return type(self)._unpickled, what
-
-    @classmethod
-    def _unpickled(
-        cls,
-        array: np.ndarray[Any, Any],
-        dtype: DType,
-        device: str | None,
-        requires_grad: bool | None,
-    ) -> Self:
-        if device is None and array.shape == ():
-            return cls(array.item(), dtype=dtype, requires_grad=requires_grad)
-        return cls(array, device, requires_grad=requires_grad)
+        if self.uop.op is Ops.CONST:
+            return type(self), (self.uop.arg, None, self.dtype, self.requires_grad)
+        place = None if is_file(self.device) else self.device
+        return type(self), (self.numpy(), place, None, self.requires_grad)
 
     # ------------------------------------------------------------ files
 

@@ -358,8 +358,8 @@ class Tensor(OlderMixin, HashingMixin, metaclass=TensorType):
         another dtype, ValueError for another device or a shape that does not broadcast.
 
         >>> a = Tensor([[1, 2], [3, 4]])
-        >>> a[0].assign([7, 8])
-        <Tensor (2,) int32 on CPU: shrink, not computed>
+        >>> a[0].assign([7, 8]).tolist()
+        [7, 8]
         >>> a.tolist()
         [[7, 8], [3, 4]]
         """

@@ -1,0 +1,283 @@
+"""Downloads: whole or not there, gone on with where they broke off, checked, bounded in memory."""
+
+import gzip
+import hashlib
+import http.server
+import io
+import os
+import re
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from tiny import Tensor, downloads, fetch
+from tiny.helpers import tqdm
+
+DATA = bytes(range(256)) * 40
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    """Serves `.data`; the first `.breaks` answers end after `.at` bytes of what they promise."""
+
+    def do_GET(self):
+        server = self.server
+        asked = self.headers.get("Range")
+        server.ranges.append(asked)
+        tag = self.headers.get("If-Range")
+        begin = 0
+        fresh = server.tag is not None and tag == server.tag
+        if server.does_ranges and asked and fresh:
+            begin = int(re.match(r"bytes=(\d+)-", asked)[1])
+            if begin >= len(server.data):
+                self.send_error(416)
+                return
+            self.send_response(206)
+            self.send_header("Content-Range", f"bytes {begin}-{len(server.data) - 1}/*")
+        else:
+            self.send_response(200)
+        body = server.data[begin:]
+        if server.tag is not None:
+            self.send_header(server.tag_header, server.tag)
+        if server.says_length:
+            self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if server.breaks:
+            server.breaks -= 1
+            body = body[: server.at]
+        self.wfile.write(body)
+
+    def log_message(self, *args):
+        """Nothing."""
+
+
+@pytest.fixture
+def server():
+    httpd = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    httpd.data, httpd.ranges, httpd.breaks, httpd.at = DATA, [], 0, 3000
+    httpd.tag, httpd.tag_header, httpd.does_ranges, httpd.says_length = '"1"', "ETag", True, True
+    httpd.url = f"http://127.0.0.1:{httpd.server_port}/file"
+    thread = threading.Thread(target=httpd.serve_forever)
+    thread.start()
+    yield httpd
+    httpd.shutdown()
+    thread.join()
+    httpd.server_close()
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "tiny"
+
+
+def files_in(folder):
+    return sorted(p.name for p in Path(folder).rglob("*") if p.is_file())
+
+
+# ---------------------------------------------------------------- going on
+
+
+@pytest.mark.parametrize("header", ["ETag", "Last-Modified"])
+def test_a_download_that_breaks_off_goes_on_at_once(server, cache, header):
+    server.breaks, server.tag_header = 2, header
+    assert fetch(server.url, name="x").read_bytes() == DATA
+    assert server.ranges == [None, "bytes=3000-", "bytes=6000-"]
+    assert files_in(cache) == ["x"]
+
+
+def test_the_next_call_goes_on(server, cache):
+    server.breaks = 3
+    with pytest.raises(OSError, match=r"the connection ended \d+ bytes early"):
+        fetch(server.url, name="x")
+    assert server.ranges[-1] == "bytes=6000-"
+    assert files_in(cache) == ["data", "tag"]
+    assert fetch(server.url, name="x").read_bytes() == DATA
+    assert server.ranges[-1] == "bytes=9000-"
+    assert files_in(cache) == ["x"]
+
+
+def test_a_file_that_changed_is_downloaded_anew(server, cache):
+    server.breaks = 3
+    with pytest.raises(OSError, match="could not download"):
+        fetch(server.url, name="x")
+    server.data, server.tag = DATA[::-1], '"2"'
+    assert fetch(server.url, name="x").read_bytes() == DATA[::-1]
+
+
+def test_a_file_that_is_shorter_now_is_downloaded_anew(server, cache):
+    server.breaks = 3
+    with pytest.raises(OSError, match="could not download"):
+        fetch(server.url, name="x")
+    server.data = b"short"
+    assert fetch(server.url, name="x").read_bytes() == b"short"
+
+
+def test_a_server_without_ranges_sends_the_whole(server, cache):
+    server.breaks, server.does_ranges = 1, False
+    assert fetch(server.url, name="x").read_bytes() == DATA
+    assert len(server.ranges) == 2
+
+
+@pytest.mark.parametrize("tag", [None, 'W/"1"'])
+def test_without_a_strong_tag_nothing_is_kept(server, cache, tag):
+    server.breaks, server.tag = 1, tag
+    with pytest.raises(OSError, match="bytes early"):
+        fetch(server.url, name="x")
+    assert files_in(cache) == []
+    assert fetch(server.url, name="x").read_bytes() == DATA
+    assert server.ranges == [None, None]
+
+
+def test_no_progress_ends_the_tries(server, cache):
+    server.breaks, server.at = 100, 0
+    with pytest.raises(OSError, match=r"\(the connection ended \d+ bytes early\)"):
+        fetch(server.url, name="x")
+    assert len(server.ranges) == 1
+
+
+def test_an_interrupt_keeps_what_came(server, cache, monkeypatch):
+    def interrupt(self, n=0, close=False):
+        if self.n + n > 5000:
+            raise KeyboardInterrupt
+        self.n += n
+
+    monkeypatch.setattr(downloads, "CHUNK", 1000)
+    monkeypatch.setattr(tqdm, "update", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        fetch(server.url, name="x")
+    monkeypatch.undo()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache.parent))
+    assert fetch(server.url, name="x").read_bytes() == DATA
+    assert server.ranges == [None, "bytes=6000-"]
+
+
+def test_a_length_that_is_not_said_is_taken_as_it_comes(server, cache):
+    server.says_length = False
+    assert fetch(server.url, name="x").read_bytes() == DATA
+
+
+def test_a_server_that_is_silent_is_given_up(cache, monkeypatch):
+    import socket
+
+    monkeypatch.setattr(downloads, "TIMEOUT", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        start = time.perf_counter()
+        with pytest.raises(OSError, match=r"could not download .*timed out"):
+            fetch(f"http://127.0.0.1:{silent.getsockname()[1]}/x")
+        assert time.perf_counter() - start < 5
+
+
+# ---------------------------------------------------------------- whole or not there
+
+
+def test_a_digest_that_differs_keeps_nothing(server, cache):
+    with pytest.raises(ValueError, match=r"has sha256 .*, expected 00; it was not kept"):
+        fetch(server.url, name="x", sha256="00")
+    assert files_in(cache) == []
+    assert fetch(server.url, name="x", sha256=hashlib.sha256(DATA).hexdigest()).is_file()
+
+
+def test_the_digest_is_of_what_was_unpacked(server, cache):
+    server.data = gzip.compress(DATA)
+    digest = hashlib.sha256(DATA).hexdigest()
+    assert fetch(server.url, gunzip=True, sha256=digest).read_bytes() == DATA
+
+
+@pytest.mark.parametrize("bad", [DATA, gzip.compress(DATA)[:-9], b"\x1f\x8b" + bytes(50)])
+def test_what_can_not_be_unpacked(server, cache, bad):
+    server.data = bad
+    with pytest.raises(OSError, match="could not be unpacked"):
+        fetch(server.url, gunzip=True)
+    assert files_in(cache) == []
+
+
+def test_an_old_file_stays_where_a_new_one_can_not_be_had(server, cache):
+    path = fetch(server.url, name="x")
+    server.breaks, server.tag = 1, None
+    with pytest.raises(OSError, match="could not download"):
+        fetch(server.url, name="x", allow_caching=False)
+    assert path.read_bytes() == DATA
+
+
+def test_two_who_want_one_file_do_not_meet(server, cache):
+    server.breaks = 2
+    results = []
+    threads = [
+        threading.Thread(target=lambda: results.append(fetch(server.url, name="x").read_bytes()))
+        for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert results == [DATA] * 4
+    assert files_in(cache) == ["x"]
+
+
+def test_large_files_go_through_the_disk_in_pieces(tmp_path, cache):
+    """Unpacking 64 MiB of zeros takes memory for a piece."""
+    import tracemalloc
+
+    source = tmp_path / "zeros.gz"
+    with gzip.open(source, "wb") as f:
+        for _ in range(64):
+            f.write(bytes(1 << 20))
+    tracemalloc.start()
+    try:
+        path = fetch(source.as_uri(), gunzip=True)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert path.stat().st_size == 64 << 20
+    assert peak < 16 << 20
+
+
+# ---------------------------------------------------------------- the bar
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_a_bar_is_drawn_on_a_terminal_only(server, cache, capsys, monkeypatch):
+    fetch(server.url, name="x")
+    assert capsys.readouterr() == ("", "")
+    screen = Terminal()
+    monkeypatch.setattr("sys.stderr", screen)
+    fetch(server.url, name="y")
+    assert "download" in screen.getvalue()
+
+
+# ---------------------------------------------------------------- tensors
+
+
+def test_from_url_is_a_tensor_on_the_file(server, cache):
+    t = Tensor.from_url(server.url)
+    assert t.device.startswith("DISK:")
+    assert bytes(t.tolist()) == DATA
+    Tensor.from_url(server.url)
+    assert len(server.ranges) == 1
+
+
+def test_from_url_takes_what_fetch_and_tensors_take(server, cache):
+    server.data = gzip.compress(DATA)
+    digest = hashlib.sha256(DATA).hexdigest()
+    t = Tensor.from_url(server.url, gunzip=True, sha256=digest, dtype="int16", device="CPU")
+    assert (t.shape, t.device) == ((len(DATA) // 2,), "CPU")
+    with pytest.raises(ValueError, match="expected 00"):
+        Tensor.from_url(server.url, gunzip=True, sha256="00")
+    with pytest.raises(TypeError, match="wrong"):
+        Tensor.from_url(server.url, wrong=1)
+
+
+def test_from_url_reads_files_of_this_machine(tmp_path, cache):
+    path = tmp_path / "a b.bin"
+    path.write_bytes(b"abc")
+    assert bytes(Tensor.from_url(path.as_uri()).tolist()) == b"abc"
+    assert bytes(Tensor.from_url(str(path)).tolist()) == b"abc"  # a path as it is
+    with pytest.raises(OSError, match="could not download file:"):
+        Tensor.from_url((tmp_path / "absent").as_uri())
+    assert os.path.exists(path)
