@@ -146,6 +146,13 @@ def test_few_of_long_rows(size, k, largest):
     np.testing.assert_array_equal(values.numpy(), np.take_along_axis(x, order, -1))
 
 
+@pytest.mark.parametrize("size, k", [(300, 5), (257, 1), (300, 18), (300, 19), (301, 3)])
+def test_few_of_many_rows(size, k):
+    x = np.random.default_rng(k).integers(0, 60, (300, size)).astype(np.int32)
+    places = Tensor(x).topk(k)[1]
+    np.testing.assert_array_equal(places.numpy(), stable_order(x, True)[:, :k])
+
+
 def test_few_of_rows_that_do_not_fill_their_blocks_where_all_are_last():
     x = np.full((1, 4999), np.iinfo(np.uint32).max, np.uint32)  # as what fills the last block
     assert Tensor(x).topk(70, largest=False)[1].tolist() == [list(range(70))]

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from numpy_runtime import bound
+from tiny import Variable
 from tiny.dtype import _to_np_dtype, dtypes, sum_acc_dtype
 from tiny.tensor import Tensor
 from tiny.uop.runtime import Runtime
@@ -205,6 +206,18 @@ def test_running_sums_of_infinities_and_numbers():
         (lambda x: x.argmax(5), IndexError, "5"),
         (lambda x: Tensor(1).sum(1), IndexError, r"\(\)"),
         (lambda x: x.softmax(3), IndexError, "3"),
+        (lambda x: x.logsumexp((1, -1)), ValueError, r"\(2, 3\) is named twice in \(1, -1\)"),
+        (lambda x: x.var([0, 5]), IndexError, "dimension 5"),
+        (lambda x: x.argmin((0, 1)), TypeError, r"a dimension is an int, got \(0, 1\)"),
+        (lambda x: x[:0].argmin(0), ValueError, r"argmin: dimension 0 of \(0, 3\) has no elements"),
+        (lambda x: x[:, :0].argmax(), ValueError, r"argmax: dimension 0 of \(0,\) has no elements"),
+        (
+            lambda x: x[: Variable("n", 0, 2).bind(1)].argmax(0),
+            ValueError,
+            "argmax: dimension 0 of .* may have no elements",
+        ),
+        (lambda x: x.normalize(dim=2), IndexError, "dimension 2"),
+        (lambda x: x.sum(dtype="float3"), ValueError, "float3"),
     ],
 )
 def test_mistakes_are_found_when_written(make, error, words):
