@@ -151,3 +151,50 @@ def test_numbers_of_two_kinds_are_computed_where_they_meet():
         np.testing.assert_array_equal((Tensor(x) + Tensor(y)).numpy(), expected)
         compared = [int(p) < int(q) for p, q in zip(x, y, strict=True)]
         assert (Tensor(x) < Tensor(y)).tolist() == compared
+
+
+INTS = [*dtypes.sints, *dtypes.uints]
+FAR = [300, -300, 2**15, 2**31, -(2**31) - 1, 2**32, 2**63, -(2**63) - 1, 2**64]
+
+
+@pytest.mark.parametrize("own", INTS)
+def test_numbers_that_do_not_fit_wrap_where_that_is_right_modulo_the_width(own):
+    values = [own.min, own.min + 1, 0 if own.kind == "u" else -1, 5, own.max]
+    x = Tensor(values, dtype=own)
+    for far in FAR:
+        for op in (operator.add, operator.sub, operator.mul, operator.and_, operator.or_):
+            expected = [own.const(op(v, far)) for v in values]
+            assert op(x, far).tolist() == expected, (op, far)
+            assert op(far, x).tolist() == [own.const(op(far, v)) for v in values], (op, far)
+
+
+@pytest.mark.parametrize("own", INTS)
+def test_numbers_that_do_not_fit_are_compared_and_bound_by_their_value(own):
+    values = [own.min, own.min + 1, 5, own.max]
+    x = Tensor(values, dtype=own)
+    for far in FAR:
+        assert (x < far).tolist() == [v < far for v in values]
+        assert (x == far).tolist() == [v == far for v in values]
+        low, high = max(far, own.min), min(far, own.max)  # no value is beyond them
+        assert x.maximum(far).tolist() == [max(v, min(low, own.max)) for v in values]
+        assert x.minimum(far).tolist() == [min(v, max(high, own.min)) for v in values]
+    assert x.clip(-(2**70), 2**70).tolist() == values
+    assert (x << 2**8).tolist() == (x << 2**40).tolist() == [0] * 4
+    assert (x >> 2**8).tolist() == [-1 if v < 0 else 0 for v in values]
+
+
+@pytest.mark.parametrize("far", [300, -300, 2**31])
+def test_dividing_by_a_number_that_does_not_fit_is_refused(far):
+    x = Tensor([1, 2], dtype="int8")
+    for name, divide in (
+        ("div", lambda: x // far),
+        ("div", lambda: far // x),
+        ("div", lambda: x.div(far, rounding_mode="trunc")),
+        ("mod", lambda: x % far),
+        ("mod", lambda: far % x),
+        ("fmod", lambda: x.fmod(far)),
+    ):
+        with pytest.raises(ValueError, match=f"{name}: {far} is no value of dtypes.int8; cast"):
+            divide()
+    assert (x.long() // far).tolist() == [1 // far, 2 // far]
+    np.testing.assert_allclose((x / far).numpy(), [1 / far, 2 / far], rtol=1e-6)

@@ -13,6 +13,7 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 from tiny._core.graph import Node
 from tiny._core.ops import Ops
 from tiny.dtype import (
+    DType,
     DTypeLike,
     dtypes,
     least_upper_dtype,
@@ -29,6 +30,12 @@ V = TypeVar("V", bound="ElementwiseMixin")
 # arithmetic on truth values, so that no device needs to add or multiply them
 _OF_BOOLS = {Ops.ADD: Ops.OR, Ops.MUL: Ops.AND, Ops.MAX: Ops.OR, Ops.SUB: Ops.XOR}
 _COMPARISONS = (Ops.CMPLT, Ops.CMPNE, Ops.CMPEQ)
+
+
+def _check_fits(what: str, x: Any, dtype: DType) -> None:
+    """ValueError if x is a Python int that an integer dtype can not hold."""
+    if type(x) is int and dtype.kind in "iu" and not dtype.min <= x <= dtype.max:
+        raise ValueError(f"{what}: {x} is no value of {dtype}; cast the tensor to a wider dtype")
 
 
 def in_float32(
@@ -179,6 +186,16 @@ class ElementwiseMixin(MovementMixin):
         """The other side of an operator as a value of this class."""
         return x if isinstance(x, type(self)) else self._scalar(x)
 
+    def _nearest(self, x: Any) -> Any:
+        """A Python int as the nearest one that this dtype holds, if it is one of integers.
+
+        For operations of which the low bits of a number do not say what it does. Sums, products
+        and bits are right modulo the width, whatever the number.
+        """
+        if type(x) is int and self.dtype.kind in "iu":
+            return min(max(x, self.dtype.min), self.dtype.max)
+        return x
+
     def _strong(self) -> Self:
         """A Python number as the default dtype of its kind; anything else as it is."""
         if self.dtype not in dtypes.weaks:
@@ -304,6 +321,7 @@ class ElementwiseMixin(MovementMixin):
             if dtype is dtypes.bool:
                 dtype = dtypes.default_int
             op = Ops.FLOORDIV if rounding_mode == "floor" else Ops.CDIV
+            _check_fits("div", x, dtype)
             return self.cast(dtype)._binop(op, other.cast(dtype), reverse)
         dtype = least_upper_float(dtype)
         a, b = self.cast(dtype), other.cast(dtype)
@@ -342,6 +360,7 @@ class ElementwiseMixin(MovementMixin):
             dtype = dtypes.default_int
         a, b = self.cast(dtype), other.cast(dtype)
         if not dtypes.is_float(dtype):
+            _check_fits("mod" if op is Ops.FLOORMOD else "fmod", x, dtype)
             return a._binop(op, b, reverse)
         return b._math(name, a) if reverse else a._math(name, b)
 
@@ -436,7 +455,7 @@ class ElementwiseMixin(MovementMixin):
         >>> Tensor([1.0, float("nan")]).maximum(2).tolist()
         [2.0, nan]
         """
-        return self._binop(Ops.MAX, x, False)
+        return self._binop(Ops.MAX, self._nearest(x), False)
 
     def minimum(self, x: Any) -> Self:
         """The smaller of two; NaN if one is. Of two equal ones each gets half of the gradient.
@@ -444,7 +463,7 @@ class ElementwiseMixin(MovementMixin):
         >>> Tensor([1, 5]).minimum(3).tolist()
         [1, 3]
         """
-        other = self._operand(x)
+        other = self._operand(self._nearest(x))
         dtype = strong_dtype(least_upper_dtype(self.dtype, other.dtype))
         return (
             self.cast(dtype)
@@ -536,7 +555,7 @@ class ElementwiseMixin(MovementMixin):
         return self._shift(Ops.SHR, x, reverse)
 
     def _shift(self, op: Ops, x: Any, reverse: bool) -> Self:
-        other = self._operand(x)
+        other = self._operand(x if reverse else self._nearest(x))
         if least_upper_dtype(self.dtype, other.dtype) is dtypes.bool:
             return self.cast(dtypes.default_int)._integers(op, other, reverse)
         return self._integers(op, other, reverse)
