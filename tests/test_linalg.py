@@ -132,6 +132,13 @@ def test_gradients_of_equal_values_are_finite():
     np.testing.assert_allclose(gradient.numpy(), np.eye(3), atol=1e-6)
 
 
+def test_gradients_of_zeros_are_finite():
+    x = Tensor.zeros(2, 2).contiguous().realize()
+    for results in (x.qr(), x.svd(), (x.newton_schulz(2, (1.5, -0.5)),)):
+        (gradient,) = sum(f.sum() for f in results).gradient(x)
+        assert np.isfinite(gradient.numpy()).all()
+
+
 @pytest.mark.parametrize("shape", [(2, 3, 4), (5, 2)])
 def test_steps_of_newton_and_schulz_make_values_one(shape):
     x = Tensor(drawn(*shape), dtype="float64").newton_schulz(14, (1.875, -1.25, 0.375)).numpy()

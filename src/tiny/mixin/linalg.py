@@ -223,7 +223,8 @@ class LinalgMixin(PoolingMixin):
                 f"parameter are needed, got shape {self.shape}, {steps} steps and {params}"
             )
         squares = self.square()._reduce(Ops.ADD, (-2, -1), True)
-        x = self / (squares.sqrt() + eps)
+        is_zero = squares.eq(0)  # where the root has no slope
+        x = self / (is_zero.where(0, is_zero.where(1, squares).sqrt()) + eps)
         is_tall = x.shape[-2] > x.shape[-1]
         x = x.transpose(-1, -2) if is_tall else x
         for _ in range(steps):
