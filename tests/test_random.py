@@ -308,6 +308,14 @@ def chi_square(counts: np.ndarray, expected: np.ndarray) -> bool:
     return found < k * (1 - 2 / (9 * k) + 3.09 * math.sqrt(2 / (9 * k))) ** 3
 
 
+def test_normal_numbers_are_right_to_the_last_two_bits():
+    """The angle is exact until it is multiplied by 2π: also where the cosine is nearly 0."""
+    Tensor.manual_seed(3)
+    found, exact = Tensor.randn(N).numpy().astype(np.float64), Draws(3).randn(N)
+    steps = np.abs(found - exact) / np.spacing(np.abs(exact).astype(np.float32))
+    assert steps[np.abs(exact) > 1e-12].max() < 4.5
+
+
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_each_step_of_the_mantissa_is_drawn_as_often(dtype):
     Tensor.manual_seed(7)

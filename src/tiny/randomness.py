@@ -326,8 +326,10 @@ class RandomMixin(CreationMixin):
         sizes = checked_sizes("randn", argfix(*shape))
         to = dtypes.default_float if dtype is None else to_dtype(dtype)
         pair = cls.rand(2, *sizes, **{**kwargs, "dtype": dtypes.float32})
-        angle, radius = pair[0] * (2 * math.pi), ((1 - pair[1]).log() * -2).sqrt()
-        result = (angle.cos() * radius).cast(to)
+        # the cosine of 2π times a draw, as the sine of what is exact until it is multiplied
+        angle = ((pair[0] - 0.5).abs() - 0.25) * (2 * math.pi)
+        radius = ((1 - pair[1]).log() * -2).sqrt()
+        result = (angle.sin() * radius).cast(to)
         result.requires_grad = requires_grad
         return result
 
