@@ -505,12 +505,15 @@ class Tensor(OlderMixin, HashingMixin, metaclass=TensorType):
 
         return [total(t) for t in targets]
 
-    def _placed(self, places: Tensor, shape: tuple[int, ...]) -> Self:
+    def _placed(self, places: Self, shape: tuple[int, ...], over: Self | None = None) -> Self:
         """Memory of a shape with each element at its place in the flat whole.
 
-        What is out of range goes nowhere; where nothing went the contents are not defined.
+        What is out of range goes nowhere; where nothing went the contents are not defined. The
+        memory is new, or that of `over`, a result of this that has the shape and is done with.
         """
-        memory = self.empty(prod(shape), dtype=self.dtype, device=self.device)
+        if over is None:
+            over = self.empty(prod(shape), dtype=self.dtype, device=self.device)
+        memory = over.flatten()
         memory._write(self.flatten().uop, [places.flatten().uop])
         return memory.reshape(shape)
 

@@ -195,7 +195,7 @@ class SortMixin(ProcessingMixin):
         dtype = dtypes.int32 if count * length < 2**31 else dtypes.int64
         return (self._places(count).cast(dtype) * length).reshape(*shape[:-1], 1)
 
-    def _placed(self, places: Self, shape: tuple[int, ...]) -> Self:
+    def _placed(self, places: Self, shape: tuple[int, ...], over: Self | None = None) -> Self:
         """Memory of a shape with each element at its place in the flat whole; in Tensor."""
         raise TypeError("sorting needs memory of its own: sort a Tensor")
 
@@ -243,12 +243,17 @@ class SortMixin(ProcessingMixin):
         """Places, of which these are the lowest 32 bits of the keys, sorted by so many bits."""
         packed = (self.cast(dtypes.uint64) << 32) | order.cast(dtypes.uint64)
         packed = packed.contiguous()
-        for _ in range(ceildiv(bits, _DIGIT_BITS)):
-            packed = packed._radix_pass()
+        before = None
+        for step in range(ceildiv(bits, _DIGIT_BITS)):
+            # what the pass before the last one wrote has been read: two memories serve all
+            before, packed = packed, packed._radix_pass(before if step > 1 else None)
         return packed.cast(dtypes.uint32).cast(dtypes.int32)
 
-    def _radix_pass(self) -> Self:
-        """Sorted by the digit above the lowest 32 bits, which is then shifted out."""
+    def _radix_pass(self, over: Self | None) -> Self:
+        """Sorted by the digit above the lowest 32 bits, which is then shifted out.
+
+        Written over the result of another pass, if one is given.
+        """
         rows, size = self.shape
         blocks, small = size // _BLOCK, dtypes.uint16
         digit = ((self >> 32) & (_DIGITS - 1)).cast(small).reshape(rows, blocks, _BLOCK)
@@ -268,4 +273,4 @@ class SortMixin(ProcessingMixin):
         # made before the store, which has neither threads nor lanes
         place = (place + self._row_starts(self.shape, size)).contiguous()
         shifted = ((self >> (32 + _DIGIT_BITS)) << 32) | (self & 0xFFFFFFFF)
-        return shifted._placed(place, self.shape)
+        return shifted._placed(place, self.shape, over)
