@@ -433,3 +433,20 @@ def test_a_number_beside_arrays_counts_as_a_slice():
         number, places = index
         got = Tensor(x)[number, :, places]
         np.testing.assert_array_equal(got.numpy(), x[number][:, [1, 2]])
+
+
+def test_places_that_are_numbers_of_loops_leave_no_trace():
+    x = Tensor(np.ones((8, 64), np.float32)).realize()
+    assert [k.arg.name for k in kernels(x[:, Tensor.arange(128) // 2])] == ["E_8_64_2"]
+    assert [k.arg.name for k in kernels(x[:, Tensor.arange(64).flip(0) - 64])] == ["E_8_64"]
+    (kernel,) = kernels(x[:, Tensor.arange(64)])
+    assert not any(
+        n.op is Ops.INDEX and len(n.src) > len(n.src[0].shape) + 1 for n in kernel.toposort()
+    )
+
+
+def test_sums_that_say_where_to_write_are_stored_first():
+    x = Tensor(np.ones((40, 50), np.int32)).realize()
+    y = Tensor.zeros(60).contiguous().realize()
+    y[(x > 0).sum(1)] = 1.0
+    assert [k.arg.name for k in kernels(y)] == ["r_40_50", "E_40"]

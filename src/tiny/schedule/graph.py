@@ -79,7 +79,7 @@ def stored_shape(store: UOp) -> tuple[int | UOp, ...]:
 
 def is_ordered(store: UOp) -> bool:
     """Whether a STORE of a tensor graph writes to computed places, one after the other."""
-    return len(store.src) > 2
+    return store.op is Ops.STORE and len(store.src) > 2
 
 
 @dataclass
@@ -228,14 +228,16 @@ def argument_memory(g: TensorGraph, i: int) -> int | None:
 def _find_output(g: TensorGraph, i: int) -> Output:
     """Where an output will be found; stores it if it is in no memory yet.
 
-    A view of something stored stays a view. A RESHAPE or PERMUTE of a value stores the value.
+    A view of something stored stays a view. A RESHAPE or PERMUTE of a value stores the value; but
+    what is picked has its places first for no reason of its own, so it is stored as it is wanted.
     """
     moves: list[UOp] = []
     at, plain = i, True
     while g.kind[at] not in (MEMORY, VERSION) and at not in g.stored:
         node = g.nodes[at]
         if g.kind[at] != VIEW or node.op is Ops.PAD:
-            if not plain or g.kind[at] not in VALUES:
+            turned = g.kind[at] == PICK and any(m.op is Ops.PERMUTE for m in moves)
+            if not plain or turned or g.kind[at] not in VALUES:
                 at, moves = i, []
             g.stored[at] = "output"
             break

@@ -38,7 +38,7 @@ from tiny.schedule.nests import (
 )
 from tiny.schedule.ranges import Plan, plan_kernels
 from tiny.schedule.splits import settle_loops
-from tiny.schedule.sums import closed_sum, picked_sum, place_of
+from tiny.schedule.sums import as_index, closed_sum, picked_sum
 from tiny.uop.ops import (
     AxisType,
     KernelInfo,
@@ -201,7 +201,7 @@ class _Builder:
                 continue
             self.build(cell, r, k == 2)
             for size, *names in plan.places.get(r, ()):
-                place = self.place_of(r.built())
+                place = as_index(r.built())
                 self.named.update(zip(names, (place, is_place(place, size)), strict=True))
                 for waiter in self.waiting.pop(names[0], ()):
                     heapq.heappush(left, waiter)
@@ -231,11 +231,6 @@ class _Builder:
             if number not in self.named:
                 return number
         return None
-
-    def place_of(self, value: UOp) -> UOp:
-        """An integer value as an index."""
-        place = place_of(value)
-        return simplify(value.cast(dtypes.index)) if place is None else place
 
     def name_places(self, r: Request) -> Clauses:
         """Put computed places where a request has names for them: the clauses that have some.
@@ -402,7 +397,7 @@ class _Builder:
             value = root.src[0].built()
             *views, memory = g.chain_to_memory(g.src[i][0])
             if is_ordered(buffer):
-                places = [self.place_of(p.built()) for p in root.src[1:]]
+                places = [as_index(p.built()) for p in root.src[1:]]
                 sizes = buffer.src[0].shape
                 loops = index[: len(index) - len(sizes) + len(places)]
                 index = (*places, *index[len(loops) :])

@@ -11,7 +11,16 @@ from enum import IntEnum
 from typing import NamedTuple
 
 from tiny.schedule.costs import Costs
-from tiny.schedule.graph import MEMORY, REDUCE, SCALAR, TRANSFER, VERSION, VIEW, TensorGraph
+from tiny.schedule.graph import (
+    MEMORY,
+    REDUCE,
+    SCALAR,
+    TRANSFER,
+    VERSION,
+    VIEW,
+    TensorGraph,
+    is_ordered,
+)
 from tiny.schedule.nests import Kernel, Loops, Request, repeated_over
 from tiny.uop.target import Target
 
@@ -100,6 +109,8 @@ class Placement:
             if limit:
                 return Verdict(Where.GLOBAL, limit)
         work, nbytes = costs.work[i], costs.nbytes[i]
+        if costs.foot[i] > 1 and any(is_ordered(g.nodes[r.kernel.root]) for r in requests):
+            return Verdict(Where.GLOBAL, "reduction for a kernel of one thread")
         if nbytes == 0 and work <= FREE_WORK:
             return HERE
         wanted = len(requests)

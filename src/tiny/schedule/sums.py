@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 
 from tiny._core.symbolic import simplify
 from tiny.dtype import dtypes
-from tiny.uop.ops import Ops, UOp
+from tiny.uop.ops import GroupOp, Ops, UOp
 
 
 def closed_sum(value: UOp, loops: Sequence[UOp]) -> tuple[UOp, list[UOp]]:
@@ -181,29 +181,66 @@ def place_of(x: UOp) -> UOp | None:
 
     A number put together of its bits comes out as the loop that it is.
     """
+    return _as_indices(x)[x]
+
+
+def as_index(x: UOp) -> UOp:
+    """An integer value as an index: what in it is a function of loops alone, is an expression."""
+    known = _as_indices(x)
+    new: dict[UOp, UOp] = {}
+    for node in x.postorder():
+        place = known[node]
+        if place is not None and node.op is not Ops.CONST:
+            new[node] = place if place.dtype is node.dtype else place.cast(node.dtype)
+        elif node.op in _LEAVES:
+            new[node] = node
+        else:
+            src = tuple([new[s] for s in node.src])
+            new[node] = node if src == node.src else UOp(node.op, node.dtype, src, node.arg)
+    place = known[x]
+    return simplify(new[x].cast(dtypes.index)) if place is None else place
+
+
+_LEAVES = frozenset({Ops.INDEX, Ops.REDUCE, Ops.STAGE, Ops.PARAM, Ops.RANGE, Ops.CONST})
+
+
+def _as_indices(x: UOp) -> dict[UOp, UOp | None]:
+    """By node: the index expression that it equals, or a condition on such; None if it has none."""
     new: dict[UOp, UOp | None] = {}
     for node in x.postorder():
         found: UOp | None = None
-        if node.dtype is dtypes.index or node.dtype is dtypes.bool:
+        if node.dtype is dtypes.index:
             found = node
-        elif node.op is Ops.CONST and dtypes.is_int(node.dtype):
+        elif node.dtype is dtypes.bool:
+            a, b = (new[s] for s in node.src[:2]) if len(node.src) == 2 else (None, None)
+            if node.op in GroupOp.Comparison and a is not None and b is not None:
+                found = a.alu(node.op, b) if a.dtype is b.dtype else None
+            found = simplify(node if found is None else found)
+        elif node.op is Ops.CONST and dtypes.is_int(node.dtype) and node.arg < 1 << 63:
             found = UOp.const(node.arg, dtypes.index)
-        elif node.op is Ops.CAST and node.src[0].dtype is dtypes.index:
-            found = node.src[0]
-        elif node.op in (Ops.ADD, Ops.SUB, Ops.MUL):
-            a, b = (new[s] for s in node.src)
-            if a is not None and b is not None:
-                found = a.alu(node.op, b)
+        elif node.op is Ops.CAST and dtypes.is_int(node.src[0].dtype):
+            found = new[node.src[0]]
+        elif node.op in _OF_INDICES and dtypes.is_int(node.dtype):
+            operands = [s for s in (new[s] for s in node.src) if s is not None]
+            divides = node.op in (Ops.FLOORDIV, Ops.FLOORMOD)
+            if len(operands) == len(node.src) and not (divides and operands[1].vmin <= 0):
+                found = operands[0].alu(node.op, *operands[1:])
         elif node.op is Ops.WHERE:
-            bit, (a, b) = _bit(node.src[0]), (new[s] for s in node.src[1:])
-            if bit is not None and a is not None and b is not None:
-                found = b + bit * (a - b)
+            condition, a, b = (new[s] for s in node.src)
+            if condition is not None and condition.op is Ops.CONST:
+                found = a if condition.arg else b
+            elif a is not None and b is not None and a.dtype is b.dtype is dtypes.index:
+                bit = None if condition is None else _bit(condition)
+                found = None if bit is None else b + bit * (a - b)
         if found is not None and found.dtype is dtypes.index and node.dtype is not dtypes.index:
             found = simplify(found)
             if found.vmin < node.dtype.min or found.vmax > node.dtype.max:
                 found = None  # it may wrap
         new[node] = found
-    return new[x]
+    return new
+
+
+_OF_INDICES = frozenset({Ops.ADD, Ops.SUB, Ops.MUL, Ops.FLOORDIV, Ops.FLOORMOD, Ops.MAX})
 
 
 def _bit(condition: UOp) -> UOp | None:
