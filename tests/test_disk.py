@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tiny import Device, Tensor, TinyJit, dtypes
+from tiny import Device, Tensor, TinyJit, dtypes, nn
 from tiny.runtime.disk import DiskFile
 from tiny.uop.runtime import JitError
 
@@ -386,8 +386,32 @@ def test_nothing_is_computed_on_a_file(file, name):
 
 
 def test_operands_on_two_files_are_refused(file):
-    with pytest.raises(ValueError, match="one operand is on CPU and one on DISK"):
+    with pytest.raises(ValueError, match=r"one operand is on \w+ and one on DISK"):
         Tensor([1] * 64, dtype="uint8") + Tensor(file)
+
+
+def test_a_file_gets_no_gradient(tmp_path):
+    Tensor([1.0, 2.0], device=f"disk:{tmp_path}/w")
+    w, x = on_disk(tmp_path / "w", 2, dtype="float32"), Tensor([3.0, 4.0])
+    (x * w.to(x.device)).sum().backward()
+    assert x.grad.tolist() == [1.0, 2.0]
+    assert w.grad is None
+
+
+def test_an_optimizer_does_not_write_to_a_file(tmp_path):
+    w = Tensor([1.0, 2.0], device=f"disk:{tmp_path}/w")
+    with pytest.raises(ValueError, match="an optimizer writes to memory, and a tensor of shape"):
+        nn.optim.SGD([w], lr=0.1)
+    assert (tmp_path / "w").read_bytes() == np.array([1, 2], np.float32).tobytes()
+
+
+def test_results_that_are_like_a_file_are_in_memory(file):
+    t = Tensor(file)
+    for made in (t.zeros_like(), t.full_like(3), t.empty_like(), t.const_like(1)):
+        assert not str(made.device).startswith("DISK")
+    with pytest.raises(ValueError, match="one operand is on DISK"):
+        t[np.array([1, 2])]
+    assert file.read_bytes() == bytes(range(64))
 
 
 def test_random_numbers_are_made_elsewhere(tmp_path):
@@ -409,6 +433,14 @@ def test_a_step_that_reads_or_writes_a_file_is_not_captured(file):
     def writes(x):
         write[:2].assign(x)
         return x + 1
+
+    @TinyJit
+    def takes(x):
+        return x[: read.shape[0]]
+
+    with pytest.raises(JitError, match=r"an argument is on DISK:.*a replay would not read the"):
+        for _ in range(3):
+            takes(read)
 
     for step, message in ((reads, "a file was read"), (writes, "a file was written")):
         x = Tensor([1, 2], dtype="uint8").realize()

@@ -250,6 +250,16 @@ def test_the_folder_is_that_of_the_context(tmp_path, monkeypatch):
     assert len(stored_files(tmp_path / "cache" / "tiny" / "store")) == 1
 
 
+def test_a_file_is_hashed_and_not_written(tmp_path):
+    path = tmp_path / "data"
+    data = os.urandom(5000)
+    path.write_bytes(data)
+    for t in (Tensor(path), Tensor.empty(5000, dtype="uint8", device=f"disk:{path}")):
+        assert bytes(t.keccak().tolist()) == HASHES["sha3_256"](data)
+        assert bytes(t.hash().tolist()) == chunk_hash(data)
+    assert path.read_bytes() == data
+
+
 def test_a_file_is_stored(tmp_path):
     path = tmp_path / "data"
     path.write_bytes(os.urandom(5000))

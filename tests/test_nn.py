@@ -267,6 +267,48 @@ def test_safetensors_keep_every_dtype(dtype, tmp_path):
     assert header["x"]["shape"] == [2, 3] and header["__metadata__"] == {"a": "1", "b": "text"}
 
 
+def test_safetensors_are_read_when_they_are_wanted(tmp_path):
+    """A tensor of 8 bytes beside one of 4 GiB that are nowhere."""
+    file = tmp_path / "x.safetensors"
+    entries = {
+        "small": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]},
+        "large": {"dtype": "F32", "shape": [1 << 10, 1 << 20], "data_offsets": [8, 8 + (4 << 30)]},
+    }
+    header = json.dumps(entries).encode()
+    with file.open("wb") as f:
+        f.write(len(header).to_bytes(8, "little") + header + np.float32([1.5, 2.5]).tobytes())
+        f.truncate(8 + len(header) + 8 + (4 << 30))
+    loaded = safe_load(file)
+    assert list(loaded) == ["small", "large"]
+    assert {t.device for t in loaded.values()} == {f"DISK:{file}"}
+    assert loaded["small"].tolist() == [1.5, 2.5]
+    assert loaded["large"][-1, -3:].tolist() == [0.0] * 3
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"dtype": "F32", "shape": [2], "data_offsets": [0, 4]},
+        {"dtype": "F32", "shape": [1], "data_offsets": [4, 8]},
+        {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]},
+        {"dtype": "F32", "shape": [-2], "data_offsets": [0, 8]},
+        {"dtype": "F32", "shape": [2.0], "data_offsets": [0, 8]},
+        {"dtype": "F32", "shape": [2], "data_offsets": [0, 8, 9]},
+        {"dtype": "F32", "shape": [2], "data_offsets": "08"},
+        {"dtype": "F32", "shape": 2, "data_offsets": [0, 8]},
+        {"dtype": "F32", "shape": [1 << 62, 4], "data_offsets": [0, 8]},
+        {"shape": [2], "data_offsets": [0, 8]},
+        [],
+    ],
+)
+def test_safetensors_that_lie_are_refused(tmp_path, entry):
+    file = tmp_path / "x.safetensors"
+    header = json.dumps({"x": entry}).encode()
+    file.write_bytes(len(header).to_bytes(8, "little") + header + bytes(8))
+    with pytest.raises(ValueError, match="is not a safetensors file, or it is damaged"):
+        safe_load(file)
+
+
 def test_a_scalar_and_a_view_are_saved_by_value(tmp_path):
     file = tmp_path / "x.safetensors"
     x = Tensor(draw(3, 4))

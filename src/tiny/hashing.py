@@ -22,6 +22,7 @@ from tiny.interchange import InterchangeMixin
 from tiny.shared import Cache
 from tiny.uop.by_hand import HandKernel, read_kernel
 from tiny.uop.ops import KernelInfo, UOp
+from tiny.uop.runtime import is_file
 
 LANES = 25  # words of 64 bits in the state, number 5 * y + x
 ROUNDS = 24
@@ -43,7 +44,7 @@ _kernels: Cache[tuple[int, ...], HandKernel] = Cache("hashes", 32)
 
 
 class HashingMixin(InterchangeMixin):
-    """Hashes of a Tensor's bytes, computed where it is.
+    """Hashes of a Tensor's bytes, computed where it is; those of a file on the default device.
 
     Along the last dimension for `keccak`, of everything for `hash`, which is the root of a tree
     over chunks of 1 MiB. `fs_store` keeps these chunks in a folder, `fs_load` gets them back.
@@ -62,6 +63,8 @@ class HashingMixin(InterchangeMixin):
         '3a985da74fe225b2'
         """
         rate, end = _configuration(cfg)
+        if is_file(self.device):
+            return self.to(None).keccak(cfg)
         rows, before = self._rows_of_bytes(), self.shape[:-1]
         count, size = rows.shape
         digest = (8 * LANES - rate) // 2
@@ -104,6 +107,8 @@ class HashingMixin(InterchangeMixin):
         >>> bytes(Tensor(b"abc").hash().tolist()).hex()
         '48dd63adb30a6701316bc52e27ccb404'
         """
+        if is_file(self.device):
+            return self.to(None).hash()
         data = self.reshape(-1)._rows_of_bytes().reshape(-1)
         while True:
             chunks = max(ceildiv(data.shape[0], CHUNK), 1)

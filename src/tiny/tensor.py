@@ -108,9 +108,10 @@ class Tensor(OlderMixin, HashingMixin, metaclass=TensorType):
                 theirs = other._storage.device
                 if theirs is not None and theirs != device:
                     if device is not None:
+                        there = theirs if is_file(device) else device  # a file is not advised
                         raise ValueError(
                             f"{op.name.lower()}: one operand is on {device} and one on {theirs}; "
-                            f'move one, with .to("{device}") say'
+                            f'move one, with .to("{there}") say'
                         )
                     device = theirs
             uop = UOp(op, dtype, (self.uop, *[o.uop for o in others]), arg)
@@ -528,6 +529,7 @@ class Tensor(OlderMixin, HashingMixin, metaclass=TensorType):
             and t.requires_grad is not False
             and t.is_floating_point()
             and t.dtype not in dtypes.weaks
+            and not is_file(t.device)
             and (t.device is not None or t.uop.op is not Ops.CONST or t.uop.src)
             and t.uop in nodes
         ]

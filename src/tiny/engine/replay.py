@@ -29,7 +29,7 @@ from tiny.mixin.sizes import most
 from tiny.storage import compute_readers, in_order, pending_count
 from tiny.tensor import Tensor
 from tiny.uop.ops import Ops, UOp
-from tiny.uop.runtime import JitError, runtime
+from tiny.uop.runtime import JitError, is_file, runtime
 
 __all__ = ["HERE", "Arguments", "CapturedStep", "Given", "Owner", "copy_of"]
 
@@ -226,9 +226,15 @@ def _tell(tensor: Tensor, what_follows: str) -> None:
 def copy_of(tensor: Tensor) -> UOp:
     """A new BUFFER with the elements of a realised tensor, in order.
 
-    Of a symbolic shape: one of the upper bounds, at the front of which they are.
+    Of a symbolic shape: one of the upper bounds, at the front of which they are. JitError for a
+    tensor on a file.
     """
     uop = tensor.uop
+    if is_file(tensor.device):
+        raise JitError(
+            f"an argument is on {tensor.device}: a replay would not read the file; pass what is "
+            'read of it, .to("CPU") say'
+        )
     if uop.op is Ops.CONST:
         value = np.full((), uop.arg, _to_np_dtype(uop.dtype))
         return runtime().from_host(value, runtime().canonicalize_device(tensor.device))

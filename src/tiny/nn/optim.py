@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from tiny.dtype import dtypes, least_upper_dtype
 from tiny.helpers import TRAINING, dedup
 from tiny.tensor import Tensor
+from tiny.uop.runtime import is_file
 
 
 class Optimizer:
@@ -26,6 +27,11 @@ class Optimizer:
                 raise TypeError(
                     f"an optimizer moves float tensors, got one of {p.dtype} and shape {p.shape}; "
                     "mark it requires_grad=False"
+                )
+            if is_file(p.device):
+                raise ValueError(
+                    f"an optimizer writes to memory, and a tensor of shape {p.shape} is on "
+                    f'{p.device}; move it first, with .to_("CPU") say'
                 )
             p.requires_grad = True  # a captured step keeps the gradients of those that say so
         self.device = self.params[0].device
