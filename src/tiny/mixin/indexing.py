@@ -76,9 +76,21 @@ class IndexingMixin(ScanMixin):
         A slice may have a step, also a negative one. A value of integers along a dimension picks
         elements; several such values are broadcast together, and their dimensions stand where the
         first was, or in front if other dimensions lie between them; a single number counts as a
-        slice that is taken before. A list or an array of truth values picks where it is true. A
-        value that is out of range gives 0, since it is known only when it runs; a number, a list
-        or an array that is out of range is an IndexError.
+        slice that is taken before (NumPy takes it for a value, PyTorch does not). Truth values
+        pick where they are true; where they are a tensor these are counted first, by computing
+        it, which a captured step can not do. A negative value counts from the end. A value that
+        is out of range gives 0, since it is known only when it runs; a number, a list or an array
+        that is out of range is an IndexError.
+
+        >>> x = Tensor([[1, 2, 3], [4, 5, 6]])
+        >>> x[0, ::2].tolist(), x[..., -1].tolist(), x[:, None, 1:].shape
+        ([1, 3], [3, 6], (2, 1, 2))
+        >>> x[[1, 0, 1], Tensor([0, 0, -1])].tolist()
+        [4, 1, 6]
+        >>> x[x > 3].tolist(), x[:, [True, False, True]].tolist()
+        ([4, 5, 6], [[1, 3], [4, 6]])
+        >>> x[Tensor([1, 9])].tolist()
+        [[4, 5, 6], [0, 0, 0]]
         """
         part, picked = self._named_part(indices)
         return part._pick(picked) if picked else part
