@@ -410,6 +410,17 @@ def test_mistakes_are_found_when_written(make, error, words):
         make()
 
 
+def test_nothing_is_scattered_on_a_file(tmp_path):
+    (tmp_path / "x").write_bytes(bytes(8))
+    x = Tensor(tmp_path / "x")
+    with pytest.raises(ValueError, match="a file computes nothing"):
+        x.scatter(0, Tensor([1]), 7)
+    with pytest.raises(ValueError, match="one operand is on DISK"):
+        x[Tensor([1])]
+    assert (tmp_path / "x").read_bytes() == bytes(8)
+    assert x.to("CPU").scatter(0, Tensor([1]), 7).tolist() == [0, 7, 0, 0, 0, 0, 0, 0]
+
+
 def test_the_spec_of_reading():
     x = UOp(Ops.BUFFER, dtypes.float32, (), BufferArg(1, (4, 3), "CPU"))
     at = UOp(Ops.BUFFER, dtypes.int32, (), BufferArg(2, (4, 3), "CPU"))

@@ -117,6 +117,7 @@ class WritingMixin(InterchangeMixin):
 
     # ------------------------------------------------------------ computed places
 
+    @in_turn
     def _copy_written_at(self, *writes: tuple[Self, Sequence[Self], Ops | None]) -> Self:
         """A copy with values written to places along its first dimensions, one after the other.
 
@@ -130,9 +131,15 @@ class WritingMixin(InterchangeMixin):
         return memory
 
     def _device_of(self, *writes: tuple[Self, Sequence[Self], Ops | None]) -> str | None:
-        """Where the first is that is anywhere."""
+        """Where the first is that is anywhere. ValueError if that is a file."""
         found = [x.device for value, places, _ in writes for x in (value, *places)]
-        return next((d for d in (self.device, *found) if d is not None), None)
+        device = next((d for d in (self.device, *found) if d is not None), None)
+        if is_file(device):
+            raise ValueError(
+                f"scatter: a file computes nothing, and this tensor is on {device}; move it first, "
+                'with .to("CPU") say'
+            )
+        return device
 
     def _written_at(
         self, base: UOp, value: UOp, places: Sequence[UOp], reduction: Ops | None
