@@ -619,12 +619,17 @@ def _interpolations() -> list[Case]:
         ),
         Case(
             "interpolate",
-            lambda x: (x.interpolate((7,), "nearest"), x.interpolate((2,))),
             lambda x: (
-                np.array([0, 0, 10, 10, 20, 20, 31], x.dtype),
-                np.array([5, 25 if x.dtype == np.int32 else 26], x.dtype),
+                x.interpolate((7,), "nearest"),
+                x.interpolate((2,)),
+                x[:2].interpolate((1,)),
             ),
-            [values([0, 10, 20, 31])],
+            lambda x: (
+                np.array([0, 0, 13, 13, 20, 20, 31], x.dtype),
+                np.array([7, 26] if x.dtype == np.uint8 else [6, 25], x.dtype),
+                np.array([7 if x.dtype == np.uint8 else 6], x.dtype),
+            ),
+            [values([0, 13, 20, 31])],
             dtypes=("int32", "uint8"),
             peer="numpy",
             label="integers",

@@ -25,8 +25,8 @@ class InterpolateMixin(AttentionMixin):
         takes the one at i * size // new size, "nearest-exact" the one whose middle is nearest.
         Elements are cells, of which the middles are known; with `align_corners`, for linear only,
         points, the first and last of which stay. What lies outside equals what is nearest.
-        Places and weights are exact; narrow floats are weighted in float32; of integers
-        uint8 is rounded to nearest and others are cut off.
+        Places and weights are exact; narrow floats are weighted in float32; of integers uint8 is
+        rounded, halves up, and others are cut off.
 
         ValueError for another mode, or sizes that are no positive ints.
 
@@ -62,7 +62,9 @@ class InterpolateMixin(AttentionMixin):
                 old, exact = x.shape[axis], mode == "nearest-exact"
                 place = (places * 2 + 1) * old // (2 * new) if exact else places * old // new
                 x = x[(slice(None),) * axis + (place,)]
-        return x.round().cast(own) if own is dtypes.uint8 and mode == "linear" else x.cast(own)
+        if own is dtypes.uint8 and mode == "linear":
+            x = (x + 0.5).floor()
+        return x.cast(own)
 
     def _products(self, count: int, largest: int) -> Self:
         """0 to count - 1, wide enough for numbers of some times `largest`."""
