@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.progress import track
 
 import conftest  # noqa: F401  # settings that are read when tiny is imported
-from api.case import Case, Outcome, Spoil, check
+from api.case import ELSEWHERE, Case, Outcome, Spoil, check
 from api.collect import all_cases
 from api.names import NAMES, Name, wrong_signature
 from tiny import Tensor
@@ -32,7 +32,7 @@ def runs(cases: list[Case]) -> list[tuple[Case, str]]:
 
 def lacking(name: Name, cases: list[Case]) -> str | None:
     """What no case has compared of a name; None if it is covered."""
-    if (wrong := wrong_signature(Tensor, name)) is not None:
+    if name.name not in ELSEWHERE and (wrong := wrong_signature(Tensor, name)) is not None:
         return wrong
     if not cases:
         return "no case is about it"

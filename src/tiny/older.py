@@ -178,20 +178,15 @@ class OlderMixin(WritingMixin, CallsMixin):
         return self.pad(tuple(padding), value=value)
 
     @classmethod
-    def unique_const(
-        cls,
-        fill_value: float,
-        dtype: DTypeLike | None = None,
-        device: str | None = None,
-        requires_grad: bool | None = None,
-    ) -> Self:
-        """A constant that is like no other, though equal: `Tensor(fill_value)`.
+    def unique_const(cls, fill_value: float, **kwargs: Any) -> Self:
+        """A constant that is like no other, though equal: `Tensor(fill_value, **kwargs)`.
 
         >>> Tensor.unique_const(2.0).item()
         2.0
         """
         made: Any = cls
-        return made(fill_value, device=device, dtype=dtype, requires_grad=requires_grad)
+        result: Self = made(fill_value, **kwargs)
+        return result
 
     # with `acc_dtype=` for `dtype=`
     sum = _with_acc_dtype(WritingMixin.sum)

@@ -13,7 +13,7 @@ from tiny.hashing import HashingMixin
 from tiny.helpers import GlobalCounters, prod
 from tiny.interchange import opened_file
 from tiny.mixin.sizes import product
-from tiny.older import OlderMixin, TensorType
+from tiny.older import Function, OlderMixin, TensorType
 from tiny.shared import Cache
 from tiny.storage import (
     VIEWS,
@@ -31,7 +31,7 @@ from tiny.uop.ops import Ops, UOp
 from tiny.uop.runtime import files, is_file, refuse_reading, runtime
 from tiny.values import constant, from_data, is_data, leaf, rounded
 
-__all__ = ["Tensor"]
+__all__ = ["Function", "Tensor"]
 
 _KINDS = {"b": 0, "u": 1, "i": 2, "w": 2, "f": 3, "8": 3}  # of dtypes: what holds those before
 
