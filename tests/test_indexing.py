@@ -336,6 +336,20 @@ def test_work_grows_as_what_is_read_and_written(how):
     assert loops(1 << 14) <= 1.2 * loops(1 << 12) + 1
 
 
+def test_reads_in_one_another_are_near_linear():
+    def visits(n: int) -> float:
+        x, at = Tensor(np.arange(4)).realize(), Tensor(np.array([1, 2, 3, 0])).realize()
+        for _ in range(n):
+            x = x[at]
+        target = Device["CPU"].target
+        stats = create_schedule(UOp.sink(x.uop), lambda _: target, "CPU").schedule.stats
+        nodes = sum(len(k.toposort()) for k in kernels(x))
+        assert x.tolist() == [n % 4, (n + 1) % 4, (n + 2) % 4, (n + 3) % 4]
+        return (stats.visits + nodes) / n
+
+    assert visits(200) <= 1.2 * visits(50)
+
+
 # ---------------------------------------------------------------- symbolic sizes, captured steps
 
 

@@ -72,7 +72,7 @@ class Costs:
     is how many are nested, whether stored or not: of two of one depth none needs the other.
     `is_contraction`: a long reduction of two operands, each of which is used again along a
     dimension that the other varies in (a matmul, a convolution); `contracts`: one of the
-    reductions below is such.
+    reductions below is such. `picks` is how many reads at computed places are in one another.
     """
 
     work: list[float]
@@ -82,6 +82,7 @@ class Costs:
     contracts: list[bool]
     is_contraction: list[bool]
     operands: list[Operands]
+    picks: list[int]
 
     def varies(self, i: int, d: int) -> bool:
         """Whether a value can differ along a dimension."""
@@ -101,6 +102,7 @@ def estimate_costs(g: TensorGraph, stored: frozenset[int]) -> Costs:
     entry_work, entry_nbytes = [0.0] * n, [0.0] * n
     contracts, seen_contracts, is_contraction = [False] * n, [False] * n, [False] * n
     operands = find_operands(g, stored)
+    picks, seen_picks = [0] * n, [0] * n
     users = [0] * n
     for sources in g.src:
         for s in sources:
@@ -122,6 +124,7 @@ def estimate_costs(g: TensorGraph, stored: frozenset[int]) -> Costs:
             foot[i] = max([seen_foot[s] for s in sources])
             depth[i] = max([depth[s] for s in sources])
             contracts[i] = any(seen_contracts[s] for s in sources)
+            picks[i] = max([seen_picks[s] for s in sources]) + (kind == PICK)
             if kind == REDUCE:
                 count = max(g.numel[sources[0]] // max(g.numel[i], 1), 1)
                 depth[i] += 1
@@ -165,12 +168,12 @@ def estimate_costs(g: TensorGraph, stored: frozenset[int]) -> Costs:
             seen_nbytes[i] = entry_nbytes[i] = itemsize
             seen_foot[i] = 1
         else:
-            seen_contracts[i] = contracts[i]
+            seen_contracts[i], seen_picks[i] = contracts[i], picks[i]
         for s in sources:
             users[s] -= 1
             if not users[s]:
                 seen[s] = _NOTHING  # sets are short-lived: a long chain holds few of them
-    return Costs(work, nbytes, foot, depth, contracts, is_contraction, operands)
+    return Costs(work, nbytes, foot, depth, contracts, is_contraction, operands, picks)
 
 
 def find_operands(g: TensorGraph, stored: frozenset[int]) -> list[Operands]:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from tiny.schedule.costs import Costs
 from tiny.schedule.graph import (
     MEMORY,
+    PICK,
     REDUCE,
     SCALAR,
     TRANSFER,
@@ -26,6 +27,7 @@ from tiny.uop.target import Target
 
 MOST_REQUESTS = 16
 MOST_CELLS = 1000  # values computed in one kernel
+MOST_PICKS = 16  # the address of each is an expression of those inside of it
 OPERATIONS_A_BYTE = 8
 LEAST_ITEMSIZE = 4  # a mask of bytes is not worth a kernel of its own because it is small
 FREE_WORK = 64  # a value that loads nothing is computed again below this work
@@ -111,6 +113,8 @@ class Placement:
         work, nbytes = costs.work[i], costs.nbytes[i]
         if costs.foot[i] > 1 and any(is_ordered(g.nodes[r.kernel.root]) for r in requests):
             return Verdict(Where.GLOBAL, "reduction for a kernel of one thread")
+        if g.kind[i] == PICK and costs.picks[i] % MOST_PICKS == 0:
+            return Verdict(Where.GLOBAL, f"{MOST_PICKS} reads at computed places in one another")
         if nbytes == 0 and work <= FREE_WORK:
             return HERE
         wanted = len(requests)
