@@ -347,7 +347,7 @@ def test_reads_in_one_another_are_near_linear():
         assert x.tolist() == [n % 4, (n + 1) % 4, (n + 2) % 4, (n + 3) % 4]
         return (stats.visits + nodes) / n
 
-    assert visits(200) <= 1.2 * visits(50)
+    assert visits(320) <= 1.2 * visits(160)
 
 
 # ---------------------------------------------------------------- symbolic sizes, captured steps
