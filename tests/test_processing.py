@@ -180,7 +180,10 @@ IMAGE = Tensor.zeros(2, 4, 5, 6)
         (lambda x: x.conv2d(ones(2, 4, 7, 3)), "does not fit"),
         (lambda x: x.conv2d(ones(2, 4, 3, 3), dilation=3), "does not fit"),
         (lambda x: x.conv2d(ones(2, 4, 3, 3), stride=0), "at least 1"),
-        (lambda x: x.conv2d(ones(2, 4, 3, 3), stride=(1, 2, 3)), "each of the 2"),
+        (
+            lambda x: x.conv2d(ones(2, 4, 3, 3), stride=(1, 2, 3)),
+            "conv2d: stride is .* or 2 of them",
+        ),
         (lambda x: x.conv2d(ones(2, 4, 3, 3), padding=(1, 2, 3)), r"got \(1, 2, 3\)"),
         (lambda x: x.conv2d(ones(2, 4, 3, 3), padding="same"), "padding is a number.*got 'same'"),
         (lambda x: x.conv2d(ones(2, 4, 3, 3), padding=((1, 1), (0, 0))), "padding is a number"),
@@ -343,7 +346,7 @@ def test_places_of_overlapping_windows_and_of_none():
         (lambda x: x.avg_pool2d((2, 7), padding=0), r"does not fit into \(2, 4, 5, 6\)"),
         (lambda x: x.avg_pool2d(0), "kernel_size is a number of at least 1"),
         (lambda x: x.max_pool2d(2, 0), "stride is a number of at least 1"),
-        (lambda x: x.max_pool2d(2, dilation=(1, 2, 3)), "dilation is .* each of 2"),
+        (lambda x: x.max_pool2d(2, dilation=(1, 2, 3)), "dilation is .* or 2 of them"),
         (lambda x: x.max_pool2d(2, padding=(1, 2, 3)), "max_pool2d: padding"),
         (lambda x: ones(3).avg_pool2d(), r"needs 2 dimensions, got \(3,\)"),
         (lambda x: x.max_unpool2d(x), "integer index"),
@@ -353,6 +356,7 @@ def test_places_of_overlapping_windows_and_of_none():
         ),
         (lambda x: ones(3).max_unpool2d(Tensor([0, 0, 0])), "needs 2 dimensions"),
         (lambda x: x.max_unpool2d(x.int(), output_size=(3,)), "output_size holds 2 sizes"),
+        (lambda x: x.max_unpool2d(x.int(), stride=(1, 2, 3)), "max_unpool2d: stride is"),
         (lambda x: x.max_unpool2d(x.int(), padding=9), "gives the sizes"),
     ],
 )

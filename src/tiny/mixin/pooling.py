@@ -10,7 +10,7 @@ from tiny.dtype import dtypes
 from tiny.helpers import make_tuple, prod
 from tiny.mixin.elementwise import in_float32
 from tiny.mixin.losses import LossesMixin
-from tiny.mixin.processing import Sizes
+from tiny.mixin.processing import Sizes, per_dimension
 
 
 class _Windows(NamedTuple):
@@ -51,17 +51,12 @@ class PoolingMixin(LossesMixin):
         ceil_mode: bool,
     ) -> list[_Windows]:
         """The windows of each pooled dimension. ValueError if they do not fit."""
-        kernel = make_tuple(kernel_size, 2)
-        k = len(kernel)
-        steps = [make_tuple(s, k) for s in (kernel if stride is None else stride, dilation)]
-        for name, sizes in zip(
-            ("kernel_size", "stride", "dilation"), (kernel, *steps), strict=True
-        ):
-            if len(sizes) != k or not all(isinstance(size, int) and size > 0 for size in sizes):
-                raise ValueError(
-                    f"{what}: {name} is a number of at least 1, or one for each of {k} dimensions, "
-                    f"got {sizes}"
-                )
+        k = len(make_tuple(kernel_size, 2))
+        kernel = per_dimension(what, "kernel_size", kernel_size, k, 1)
+        steps = (
+            per_dimension(what, "stride", kernel if stride is None else stride, k, 1),
+            per_dimension(what, "dilation", dilation, k, 1),
+        )
         if self.ndim < k:
             raise ValueError(f"{what}: a window of {kernel} needs {k} dimensions, got {self.shape}")
         pads = self._window_padding(what, padding, k)[self.ndim - k :]
@@ -176,8 +171,9 @@ class PoolingMixin(LossesMixin):
         """The maximum of each window; NaN if one is in it. Padding is smaller than all.
 
         See `avg_pool2d` for the windows. With `return_indices` also where each maximum is, as
-        places in the pooled dimensions flattened: the first of equal ones, the first NaN. The
-        gradient is shared by equal ones, as that of `max`.
+        places in the pooled dimensions flattened: the first of equal ones, the first NaN; of a
+        window of padding alone, one beyond the last. The gradient is shared by equal ones, as that
+        of `max`.
 
         >>> x = Tensor([[1.0, 5, 2, 2]])
         >>> x.max_pool2d((2,)).tolist()
@@ -219,8 +215,8 @@ class PoolingMixin(LossesMixin):
         >>> x.max_unpool2d(places, (2,)).tolist()
         [[0.0, 5.0, 2.0, 0.0]]
         """
-        kernel = make_tuple(kernel_size, 2)
-        k = len(kernel)
+        k = len(make_tuple(kernel_size, 2))
+        kernel = per_dimension("max_unpool2d", "kernel_size", kernel_size, k, 1)
         if indices.shape != self.shape or not dtypes.is_int(indices.dtype):
             raise ValueError(
                 f"max_unpool2d: an integer index for each element is needed, of shape "
@@ -233,7 +229,10 @@ class PoolingMixin(LossesMixin):
         lead, sizes = self.shape[: self.ndim - k], self.shape[self.ndim - k :]
         if output_size is None:
             pads = self._window_padding("max_unpool2d", padding, k)[-k:]
-            steps = [make_tuple(s, k) for s in (kernel if stride is None else stride, dilation)]
+            steps = (
+                per_dimension("max_unpool2d", "stride", kernel if stride is None else stride, k, 1),
+                per_dimension("max_unpool2d", "dilation", dilation, k, 1),
+            )
             outputs = [
                 (size - 1) * s - before - after + d * (w - 1) + 1
                 for size, w, s, d, (before, after) in zip(sizes, kernel, *steps, pads, strict=True)

@@ -168,12 +168,18 @@ class ProcessingMixin(EinsumMixin):
         wide = sum_acc_dtype(result) if dtype is None else to_dtype(dtype)
         if dtype is not None or not dtypes.is_float(result):
             result = wide
+        strides = per_dimension("conv2d", "stride", stride, k, 1)
+        dilations = per_dimension("conv2d", "dilation", dilation, k, 1)
         x = self.pad(self._window_padding("conv2d", padding, k))
-        steps = (*make_tuple(stride, k), *make_tuple(dilation, k))
-        if WINO and dtypes.is_float(wide) and set(kernel) == {3} and set(steps) == {1}:
+        if (
+            WINO
+            and dtypes.is_float(wide)
+            and set(kernel) == {3}
+            and set(strides + dilations) == {1}
+        ):
             total = x._winograd(weight, groups, wide)
         else:
-            x = x._pool(kernel, stride, dilation)
+            x = x._pool(kernel, strides, dilations)
             out = x.shape[2 : 2 + k]
             # (N, g, C_in/g, 1, *out, *kernel) with (g, C_out/g, C_in/g, 1…, *kernel)
             x = x.reshape(n, groups, 1, inner, *out, *kernel)
@@ -207,9 +213,9 @@ class ProcessingMixin(EinsumMixin):
         """
         kernel = self._check_channels("conv_transpose2d", weight, bias, groups, turned=True)
         k = len(kernel)
-        strides = _a_dimension("conv_transpose2d", "stride", stride, k, 1)
-        dilations = _a_dimension("conv_transpose2d", "dilation", dilation, k, 1)
-        added = _a_dimension("conv_transpose2d", "output_padding", output_padding, k, 0)
+        strides = per_dimension("conv_transpose2d", "stride", stride, k, 1)
+        dilations = per_dimension("conv_transpose2d", "dilation", dilation, k, 1)
+        added = per_dimension("conv_transpose2d", "output_padding", output_padding, k, 0)
         cut = self._window_padding("conv_transpose2d", padding, k)[2:]
         outs = []
         for size, w, step, d, more, (before, after) in zip(
@@ -377,7 +383,7 @@ class ProcessingMixin(EinsumMixin):
         return x
 
 
-def _a_dimension(what: str, name: str, given: Sizes, k: int, lowest: int) -> tuple[int, ...]:
+def per_dimension(what: str, name: str, given: Sizes, k: int, lowest: int) -> tuple[int, ...]:
     """A number for each of k dimensions. ValueError if there are others, or one is too small."""
     sizes = make_tuple(given, k)
     if len(sizes) != k or not all(isinstance(size, int) and size >= lowest for size in sizes):
