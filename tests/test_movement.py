@@ -208,6 +208,13 @@ def test_the_graph_of_an_operation_is_small():
     assert nodes(x.roll(1, 0)) <= 6
 
 
+def test_a_value_of_one_row_that_is_wanted_at_several_places_is_read_in_bounds():
+    """A row was kept for a kernel at the place of one of its readers, where others have none."""
+    x, widths = numbered((1, 1, 2)), ((1, 1), (1, 1), (1, 1))
+    for device in ("CPU", "PYTHON"):  # PYTHON refuses to read out of bounds
+        same(Tensor(x, device=device).pad(widths, mode="replicate"), np.pad(x, widths, "edge"))
+
+
 # ---------------------------------------------------------------- many parts
 
 

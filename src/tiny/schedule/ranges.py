@@ -172,7 +172,8 @@ class _Walk:
         """Keep cell i, which only r's kernel wants, in memory of the thread."""
         kernel, shape = r.kernel, self.g.nodes[i].shape
         kernel.notes.append(verdict.reason)
-        index = list(r.index)
+        # in a dimension of one element requests may differ, each right where it is wanted only
+        index = [ZERO if n == 1 else e for n, e in zip(self.g.shape[i], r.index, strict=True)]
         own = kernel.open_loops([shape[d] for d in verdict.dims], AxisType.LOOP, verdict.scope)
         for d, loop in zip(verdict.dims, own, strict=True):
             index[d] = loop
