@@ -424,6 +424,8 @@ class ElementwiseMixin(MovementMixin):
         """x ** n by squaring: as many products as n has bits, twice at most."""
         if exponent == 0:
             return self.ne(self).where(1, 1).cast(self.dtype)
+        if exponent == 1:
+            return self._same()
         result, square = None, self
         while True:
             if exponent & 1:
