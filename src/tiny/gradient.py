@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from tiny._core.build import broadcast_to, move_back, path_to, reshape
 from tiny.dtype import DType, dtypes, sum_acc_dtype
 from tiny.mixin.sizes import split_sizes
-from tiny.uop.functions import UNBOUNDED, function, function_gradient
+from tiny.uop.functions import function, function_gradient
 from tiny.uop.ops import GroupOp, Ops, ReduceArg, UOp
 
 __all__ = ["compute_gradient"]
@@ -48,8 +48,9 @@ def compute_gradient(
     gradients = {root: root_grad}
     # of what has a rule of its own: its outputs by number, and their gradients
     calls: dict[UOp, dict[int, tuple[UOp, UOp]]] = {}
-    # nodes whose gradient may be zero since a value was not selected: see `_where_nonzero`
+    # nodes whose gradient may be zero since a value was not selected: see `_unless_nothing`
     selected: set[UOp] = set()
+    finite: dict[UOp, bool] = {}
     parts: Iterable[tuple[UOp, UOp | None]]
     for node in path:  # every user of a node comes before it
         if node in calls:
@@ -74,7 +75,15 @@ def compute_gradient(
         elif node.op is Ops.INDEX:
             parts = [(node.src[0], _index(node, gradient, _needed(writer)))]
         else:
-            parts = _parts(node, gradient, picked)
+            parts = _parts(node, gradient)
+            if picked and _is_singular(node):
+                is_product = node.op is Ops.MUL
+                parts = [
+                    (s, p)
+                    if p is None or (is_product and _is_finite(node.src[1 - k], finite))
+                    else (s, _unless_nothing(gradient, p))
+                    for k, (s, p) in enumerate(parts)
+                ]
         reached = _add_all(gradients, on_path, parts)
         if picked or _selects(node):
             selected.update(reached)
@@ -136,7 +145,7 @@ def _passes_gradient(node: UOp) -> bool:
     return dtypes.is_float(node.dtype) and node.op not in (Ops.DETACH, Ops.BITCAST, Ops.TRUNC)
 
 
-def _parts(node: UOp, gradient: UOp, selected: bool) -> Iterable[tuple[UOp, UOp | None]]:
+def _parts(node: UOp, gradient: UOp) -> Iterable[tuple[UOp, UOp | None]]:
     """What a node's gradient adds to the gradients of its sources."""
     op = node.op
     if op in GroupOp.Movement:
@@ -148,21 +157,90 @@ def _parts(node: UOp, gradient: UOp, selected: bool) -> Iterable[tuple[UOp, UOp 
             f"no gradient is known for {op!r}; detach() what goes into it, "
             "or give the function a gradient of its own"
         )
-    found = rule(node, gradient)
-    if selected and (op in _SINGULAR or (op is Ops.MATH and node.arg in UNBOUNDED)):
-        found = [None if part is None else _where_nonzero(gradient, part) for part in found]
-    return zip(node.src, found, strict=False)
+    return zip(node.src, rule(node, gradient), strict=False)
 
 
+# ---------------------------------------------------------------- what was not selected
 # Where these have infinite values or slopes, the gradient of what was not selected would be
 # 0 * inf = NaN, and spread: `where(x > 0, log(x), 0)` at 0.
-_SINGULAR = frozenset({Ops.EXP2, Ops.LOG2, Ops.SQRT, Ops.RECIPROCAL, Ops.FDIV})
+_SINGULAR = frozenset({Ops.EXP2, Ops.LOG2, Ops.SQRT, Ops.RECIPROCAL, Ops.SIN})
+_BY_SELECTION = frozenset({"abs", "copysign"})  # gradients of these are no products
 
 
-def _where_nonzero(gradient: UOp, part: UOp) -> UOp:
-    """`part`, but zero where `gradient` is: nothing times anything is nothing."""
+def _is_singular(node: UOp) -> bool:
+    """Whether an operation may have infinite values or slopes, or none.
+
+    Not a product of two operands that are both repeated, each for the elements of the other: it is
+    summed, and a condition for each product would make another kernel of it.
+    """
+    if node.op is Ops.MUL:
+        return not all(_is_repeated(s) for s in node.src)
+    if node.op is Ops.MATH:
+        return node.arg not in _BY_SELECTION
+    if node.op is Ops.FDIV:
+        divisor = node.src[1].base
+        return not (divisor.op is Ops.CONST and divisor.arg and math.isfinite(divisor.arg))
+    if node.op is Ops.REDUCE:
+        return node.arg.op is Ops.MUL
+    return node.op in _SINGULAR
+
+
+def _is_finite(x: UOp, known: dict[UOp, bool]) -> bool:
+    """Whether a factor is taken to be finite: no data of its shape, no singular function of any.
+
+    Data that is repeated (a weight) and sums of products of two operands that are both repeated
+    are taken to be. `known` is what was found before.
+    """
+    seen: list[UOp] = []
+    stack = [x]
+    result = True
+    while stack and result:
+        node = stack.pop()
+        if node in known:
+            result = known[node]
+            continue
+        op = node.op
+        if op is Ops.CONST:
+            result = not isinstance(node.arg, float) or math.isfinite(node.arg)
+        elif not dtypes.is_float(node.dtype) or (op is Ops.EXPAND and node.base.op in _MEMORY):
+            continue
+        elif op in _MEMORY or (_is_singular(node) and op is not Ops.MUL):
+            result = False
+        elif op is Ops.REDUCE and _is_contraction(node.src[0]):
+            continue
+        else:
+            seen.append(node)
+            stack += node.src
+    known[x] = result
+    if result:
+        known.update(dict.fromkeys(seen, True))
+    return result
+
+
+_MEMORY = frozenset({Ops.BUFFER, Ops.AFTER, Ops.INDEX, Ops.COPY})
+
+
+def _is_contraction(x: UOp) -> bool:
+    while x.op is Ops.CAST:
+        x = x.src[0]
+    return x.op is Ops.MUL and not _is_singular(x)
+
+
+def _is_repeated(x: UOp) -> bool:
+    while x.op in (Ops.RESHAPE, Ops.PERMUTE, Ops.CAST):
+        x = x.src[0]
+    return x.op is Ops.EXPAND and x.src[0].op is not Ops.CONST
+
+
+def _unless_nothing(gradient: UOp, part: UOp) -> UOp:
+    """`part`, but 0 where it is NaN and `gradient` is 0: nothing times anything is nothing.
+
+    Not 0 wherever `gradient` is: its own gradient is the slope there, as long as that is finite.
+    """
+    gradient = _expand(gradient, part.shape)  # of a reduction
     zero = gradient.const_like(0)
-    return gradient.alu(Ops.CMPNE, zero).alu(Ops.WHERE, part, zero)
+    is_nothing = gradient.alu(Ops.CMPEQ, zero).alu(Ops.AND, part.alu(Ops.CMPNE, part))
+    return is_nothing.alu(Ops.WHERE, zero, part)
 
 
 # ---------------------------------------------------------------- shapes
