@@ -269,3 +269,101 @@ def test_layout_says_where_each_element_lies():
         if a.size > 1 and where[0] == 0:
             assert in_order(t.uop, root) == (a.ravel().tolist() == list(range(a.size)))
     assert found > 250
+
+
+# ---------------------------------------------------------------- devices and frames
+
+
+def test_to_moves_a_value_and_its_gradient():
+    x = Tensor([1.0, 2.0])
+    (x * 3).sum().backward()
+    moved = x.to("PYTHON")
+    assert (moved.device, moved.grad.device) == ("PYTHON", "PYTHON")
+    assert moved.grad.tolist() == [3.0, 3.0]
+    view = x[:1]
+    x.to_("PYTHON")
+    assert (x.device, x.grad.device, view.device) == ("PYTHON", "PYTHON", Tensor([1]).device)
+    assert x.to("PYTHON") is x
+    with pytest.raises(ValueError, match="there is no device 'MARS'"):
+        x.to("mars")
+
+
+def test_replace_is_no_write_and_wants_the_same_kind():
+    x, y = Tensor([1.0, 2.0]), Tensor([3.0, 4.0])
+    view = x[:1]
+    assert x.replace(y) is x
+    y[0] = 9
+    assert x.tolist() == [9, 4]  # it is y's memory now
+    assert view.tolist() == [1]
+    for other in (Tensor([1.0]), Tensor([1, 2])):
+        with pytest.raises(ValueError, match=r"replace: the shapes .* must be equal"):
+            x.replace(other)
+
+
+def test_totals_leave_out_what_is_not_to_be_counted():
+    x = Tensor([1.0, 2.0]).realize()
+    before = GlobalCounters.kernel_count, GlobalCounters.global_ops
+    y = (x * 2).realize(do_update_stats=False)
+    assert (GlobalCounters.kernel_count, GlobalCounters.global_ops) == before
+    assert y.tolist() == [2, 4]
+    (x * 3).realize()
+    assert GlobalCounters.kernel_count == before[0] + 1
+
+
+def test_options_of_a_kernel_are_not_given_to_contiguous():
+    with pytest.raises(TypeError, match="contiguous: unknown keyword 'arg'; options of a kernel"):
+        Tensor([1]).contiguous(arg=())
+
+
+def test_a_number_of_many_elements_is_no_item():
+    with pytest.raises(ValueError, match=r"this one of shape \(2,\) has 2; use tolist"):
+        Tensor([1, 2]).item()
+    with pytest.raises(ValueError, match=r"this one of shape \(0,\) has 0"):
+        Tensor([]).item()
+
+
+POSITION = Variable("position", 0, 9)
+
+
+def test_a_frame_is_a_node_that_no_device_computes():
+    stream, state = Tensor(bytes(100)), Tensor(bytes(64))
+    frame = stream.decode_hevc_frame(POSITION.bind(3), (1080, 1920), state)
+    assert (frame.shape, frame.dtype, frame.device) == ((1080, 1920), dtypes.uint8, stream.device)
+    later = stream.decode_hevc_frame(POSITION.bind(3), (1080, 1920), state, [frame])
+    half = later[:540].float() / 2
+    with pytest.raises(NotImplementedError, match="decode_hevc_frame: no device here can do this"):
+        half.realize()
+    assert (Tensor([1]) + 1).tolist() == [2]  # nobody else hears of it
+
+
+@pytest.mark.parametrize(
+    "arguments, error, message",
+    [
+        ((3, (4, 4), Tensor(bytes(4))), TypeError, "frame_pos is a bound Variable, got 3"),
+        ((POSITION, (4, 4), Tensor(bytes(4))), TypeError, "frame_pos is a bound Variable"),
+        ((POSITION.bind(1), (4, 4), Tensor([1.0])), TypeError, "are uint8, got dtypes.float32"),
+        ((POSITION.bind(1), (0, 4), Tensor(bytes(4))), ValueError, r"at least 1, got \(0, 4\)"),
+        ((POSITION.bind(1), (), Tensor(bytes(4))), ValueError, r"at least 1, got \(\)"),
+        (
+            (POSITION.bind(1), (4, 4), Tensor(bytes(4)), [Tensor(bytes(4), "PYTHON")]),
+            ValueError,
+            "one tensor is on CPU and one on PYTHON; move one",
+        ),
+    ],
+)
+def test_what_is_no_frame(arguments, error, message):
+    with Context(DEV="CPU"), pytest.raises(error, match=message):
+        Tensor(bytes(9)).decode_hevc_frame(*arguments)
+
+
+def test_sizes_that_are_not_known_are_refused(tmp_path):
+    n = Variable("n", 1, 3).bind(2)
+    (tmp_path / "x").write_bytes(b"abc")
+    with pytest.raises(ValueError, match="a view of a file has sizes that are known"):
+        Tensor(tmp_path / "x")[:n].numpy()
+    with pytest.raises(ValueError, match="a hash is of a known number of bytes"):
+        Tensor(b"abc")[:n].keccak()
+    with pytest.raises(ValueError, match="sizes are ints"):
+        Tensor.from_blob(64, (n,))
+    assert Tensor(b"abc")[:n].numpy().tolist() == [97, 98]
+    assert np.from_dlpack(Tensor(b"abc")[:n]).tolist() == [97, 98]

@@ -426,6 +426,7 @@ def _hashed() -> list[Case]:
                 lambda x: x.hash(),
                 lambda a: np.frombuffer(_tree(a.tobytes()), np.uint8),
                 x,
+                quick=False,  # fifty permutations are two seconds there
                 **of_bytes,
             ),
             numpy_case(

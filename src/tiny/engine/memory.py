@@ -14,6 +14,7 @@ from tiny.device import Buffer, Device, HostAllocator
 from tiny.dtype import DType, _from_np_dtype, _to_np_dtype, dtypes
 from tiny.engine.files import part_of_view, read_view, write_view
 from tiny.engine.realize import check_dtype, compile_linear
+from tiny.helpers import all_int
 from tiny.runtime.disk import file_memory
 from tiny.schedule import BoundSchedule, create_schedule
 from tiny.storage import split_view
@@ -122,6 +123,11 @@ class DeviceRuntime:
             watching.refuse(
                 "a file was read while the step was captured: a replay would not read it again; "
                 "move the tensor off the file before the step, or outside of it"
+            )
+        if not all_int(view.shape):
+            raise ValueError(
+                f"a view of a file has sizes that are known, not {view.shape}; move the file's "
+                'tensor first, with .to("CPU") say, and cut it then'
             )
         node = self.empty(view.shape, view.dtype, device)
         buffer = buffer_of(node).ensure_allocated()
