@@ -330,6 +330,28 @@ def test_a_value_that_fails_leaves_the_file_alone(file):
     assert file.read_bytes() == bytes(range(4))
 
 
+@pytest.mark.parametrize("way", ["pwritev", "write"])
+def test_a_write_that_fails_leaves_no_new_file_and_no_longer_one(tmp_path, file, monkeypatch, way):
+    if way == "write":
+        monkeypatch.delattr(os, "pwritev")
+    plain = getattr(os, way)
+
+    def full(handle, data, *offset):
+        plain(handle, [b"xy"] if way == "pwritev" else b"xy", *offset)
+        raise OSError("no space left")
+
+    monkeypatch.setattr(os, way, full)
+    with pytest.raises(OSError, match="no space left"):
+        Tensor([1, 2], device=f"disk:{tmp_path}/new")
+    with pytest.raises(OSError, match="no space left"):
+        on_disk(file, 100)[80:].assign(1)
+    monkeypatch.undo()
+    assert not (tmp_path / "new").exists()
+    assert file.read_bytes() == bytes(range(64))
+    Tensor([1, 2], device=f"disk:{tmp_path}/new")
+    assert (tmp_path / "new").stat().st_size == 8
+
+
 @pytest.mark.parametrize(
     "write, error, message",
     [

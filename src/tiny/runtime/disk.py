@@ -7,20 +7,22 @@ the process that looks at it, where a read says how many bytes there were.
 
 from __future__ import annotations
 
-import contextlib
+import errno
 import os
-import threading
 from pathlib import Path
 
 from tiny.codegen.program import LinearProgram
 from tiny.device import Allocator, BufferSpec, Compiled, Compiler, Program
 from tiny.renderer import Renderer
+from tiny.shared import make_lock
 from tiny.uop.target import Target
 
 __all__ = ["DISKDevice", "DiskFile", "DiskMemory", "file_memory"]
 
 MOST_AT_ONCE = 1 << 30  # bytes in one call: systems stop at 2 GiB, some with an error
 _BINARY = getattr(os, "O_BINARY", 0)  # Windows would change the ends of lines
+_NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS)
+_lock = make_lock(4)  # while a file is opened, or read where that moves a position; a fork waits
 _COMPUTES_NOTHING = 'a file computes nothing; move its tensors first, with .to("CPU") say'
 
 
@@ -37,7 +39,6 @@ class DiskFile:
         self.is_read_only = is_read_only
         self._handle = -1
         self._may_write = False
-        self._lock = threading.Lock()
         if is_read_only:
             self._opened(for_writing=False)
 
@@ -53,7 +54,7 @@ class DiskFile:
                 f"{self.path} was opened to be read; to write to it name it as a device, in "
                 f'Tensor.empty(…, device="disk:{self.path}")'
             )
-        with self._lock:
+        with _lock:
             if self._handle < 0:
                 self._open(for_writing)
         if for_writing and not self._may_write:
@@ -64,11 +65,14 @@ class DiskFile:
         if self.path.exists() and not self.path.is_file():  # opening a pipe would wait
             raise OSError(f"{self.path} is no regular file; a tensor is over the bytes of one")
         if not self.is_read_only:
-            with contextlib.suppress(PermissionError):
-                flags = os.O_RDWR | (os.O_CREAT if for_writing else 0) | _BINARY
+            flags = os.O_RDWR | (os.O_CREAT if for_writing else 0) | _BINARY
+            try:
                 self._handle = os.open(self.path, flags, 0o666)
                 self._may_write = True
                 return
+            except OSError as e:
+                if e.errno not in _NOT_WRITABLE:
+                    raise
         self._handle = os.open(self.path, os.O_RDONLY | _BINARY)
 
     def read(self, into: memoryview, offset: int) -> None:
@@ -85,17 +89,31 @@ class DiskFile:
             done += count
 
     def write(self, data: memoryview, offset: int, size: int) -> None:
-        """Write bytes from `offset` on, to a file of at least `size` bytes."""
+        """Write bytes from `offset` on, to a file of at least `size` bytes.
+
+        If that fails, a file is as long as it was before, and gone if it was not there. What was
+        overwritten of it by then is not as it was.
+        """
+        is_new = not self.path.exists()
         handle, done = self._opened(for_writing=True), 0
-        if os.fstat(handle).st_size < size:
-            os.truncate(handle, size)
-        while done < data.nbytes:
-            done += self._write(handle, data[done : done + MOST_AT_ONCE], offset + done)
+        before = os.fstat(handle).st_size
+        try:
+            if before < size:
+                os.ftruncate(handle, size)
+            while done < data.nbytes:
+                done += self._write(handle, data[done : done + MOST_AT_ONCE], offset + done)
+        except BaseException:
+            if is_new:
+                self._close()
+                self.path.unlink(missing_ok=True)
+            elif before < size:
+                os.ftruncate(handle, before)
+            raise
 
     def _read(self, handle: int, into: memoryview, offset: int) -> int:
         if hasattr(os, "preadv"):
             return os.preadv(handle, [into], offset)
-        with self._lock:  # where a read moves a position that all share
+        with _lock:  # where a read moves a position that all share
             os.lseek(handle, offset, os.SEEK_SET)
             data = os.read(handle, into.nbytes)
             into[: len(data)] = data
@@ -104,13 +122,18 @@ class DiskFile:
     def _write(self, handle: int, data: memoryview, offset: int) -> int:
         if hasattr(os, "pwritev"):
             return os.pwritev(handle, [data], offset)
-        with self._lock:
+        with _lock:
             os.lseek(handle, offset, os.SEEK_SET)
             return os.write(handle, data)
 
+    def _close(self) -> None:
+        handle, self._handle = self._handle, -1
+        if handle >= 0:
+            os.close(handle)
+
     def __del__(self) -> None:
-        if getattr(self, "_handle", -1) >= 0:
-            os.close(self._handle)
+        if hasattr(self, "_handle"):
+            self._close()
 
 
 class DiskMemory:
