@@ -277,6 +277,26 @@ def test_places_that_are_read_at_places():
     assert table[chain % 3][chain][Tensor([0, 7])].tolist() == [7, 6]
 
 
+@pytest.mark.parametrize("width", [1, 5, 16, 17, 33])
+@pytest.mark.parametrize("dtype", ["float32", "int32", "float64", "int8"])
+def test_rows_of_any_width_are_written_in_order(width, dtype):
+    rng = np.random.default_rng(width)
+    at = rng.integers(-1, 9, 60)
+    new = rng.integers(-5, 5, (60, width)).astype(dtype)
+    old = rng.integers(-5, 5, (8, width)).astype(dtype)
+    inside = (at >= 0) & (at < 8)
+    index = Tensor(at).unsqueeze(1).expand(60, width)  # as PyTorch has it
+    for how, ufunc in UFUNCS.items():
+        expected = old.copy()
+        ufunc.at(expected, at[inside], new[inside])
+        got = Tensor(old).scatter_reduce(0, index, Tensor(new), how)
+        np.testing.assert_array_equal(got.numpy(), expected)
+    expected = old.copy()
+    for k, row in zip(at[inside], new[inside], strict=True):
+        expected[k] = row
+    np.testing.assert_array_equal(Tensor(old).scatter(0, index, Tensor(new)).numpy(), expected)
+
+
 # ---------------------------------------------------------------- cost
 
 

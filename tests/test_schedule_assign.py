@@ -228,6 +228,22 @@ def test_the_loops_of_an_ordered_write_take_no_opts():
             kernel.apply_opt(opt)
 
 
+@pytest.mark.parametrize("width", [5, 16, 17, 33])
+@pytest.mark.parametrize("kind", [None, Ops.ADD, Ops.MAX])
+def test_rows_are_written_by_lanes(width, kind):
+    x, value = (buffer(n, width, dtype=dtypes.int32) for n in (8, 30))
+    places = ints(30)
+    new = x.after(UOp(Ops.STORE, dtypes.void, (x, value, places), kind))
+    (item,) = check_program([new], []).schedule.items
+    kernel = Kernel(item.kernel, Device["CPU"].target)
+    lanes = Device["CPU"].target.vector_bytes // 4
+    chosen = (Opt(OptOps.VEC, 1, lanes),) if width >= lanes else ()
+    assert kernel.hand_coded_optimizations() == chosen
+    for opt in (Opt(OptOps.VEC, 0, 2), Opt(OptOps.UPCAST, 1, 2), Opt(OptOps.THREAD, 1, 0)):
+        with pytest.raises(KernelOptError, match="in the order of its loops"):
+            kernel.apply_opt(opt)
+
+
 def test_the_spec_of_ordered_writes():
     x, places = ints(), ints(4)
     for wrong in (

@@ -260,6 +260,17 @@ class WritingMixin(InterchangeMixin):
         places = x._places_along(what, dim, index)
         if 0 in index.shape:
             return x, [], src
+        # where an index is expanded along the last dimensions, what goes to a place is a row
+        first, node = index.ndim, index.uop
+        while (
+            first - 1 > x._resolve_dim(dim)
+            and node.op is Ops.EXPAND
+            and node.src[0].shape[first - 1 : first] == (1,)
+            and index.shape[first - 1] == x.shape[first - 1]
+        ):
+            first -= 1
+        cut = [(0, s) if k < first else (0, 1) for k, s in enumerate(index.shape)]
+        places = [p.shrink(cut).reshape(p.shape[:first]) for p in places[:first]]
         return x, places, src.shrink([(0, s) for s in index.shape])
 
     # ------------------------------------------------------------ what is true

@@ -38,7 +38,18 @@ def choose_opts(kernel: SplitKernel) -> tuple[Opt, ...]:
 
     They do not depend on the number of threads, but for whether threads share an output loop.
     """
-    return () if kernel.is_ordered else _Choice(kernel).opts()
+    return _lanes_of_rows(kernel) if kernel.is_ordered else _Choice(kernel).opts()
+
+
+def _lanes_of_rows(kernel: SplitKernel) -> tuple[Opt, ...]:
+    """Lanes for what a kernel writes to computed places in order, where that is rows."""
+    kernel = kernel.copy()
+    lanes = kernel.target.vector_bytes // kernel.ast.src[0].src[1].dtype.itemsize
+    for axis in kernel.free_axes[-1:]:
+        size = kernel.axes[axis].size
+        if size is not None and size >= lanes > 1:
+            _try(kernel, Opt(OptOps.VEC, axis, lanes))
+    return kernel.applied_opts
 
 
 def _try(kernel: SplitKernel, opt: Opt) -> bool:

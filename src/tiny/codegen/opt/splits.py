@@ -57,6 +57,11 @@ class SplitKernel:
         ranges.sort(key=lambda r: (r in reduced, place.get(r, len(place)), r.arg.axis))
         self.axes = [Axis(r, _constant(r.src[0]), r in reduced) for r in ranges]
         self.first_reduce = sum(not a.is_reduce for a in self.axes)
+        # of such a kernel: those along which what goes to one place lies side by side
+        kept = set(self.ast.src[0].src[2:])
+        self.free_axes = [
+            k for k, a in enumerate(self.axes) if not a.is_reduce and a.range not in kept
+        ]
         self.number_of = {a.range: k for k, a in enumerate(self.axes)}
         self.masks = axis_masks(order, {r: 1 << k for k, r in enumerate(ranges)})
         self.nest_masks = self._find_nests(order)
@@ -167,8 +172,9 @@ class SplitKernel:
             raise KernelOptError(f"{self._text(opt)}: {rule}; axes: {shape}")
 
     def _apply(self, opt: Opt) -> None:
-        rule = "the kernel writes to computed places in the order of its loops"
-        self._check(not self.is_ordered, opt, rule)
+        if self.is_ordered:
+            rule = "the kernel writes to computed places in the order of its loops"
+            self._check(opt.op is OptOps.VEC and opt.axis in self.free_axes, opt, rule)
         if opt.op is OptOps.STAGE:
             self._stage(opt)
             return
