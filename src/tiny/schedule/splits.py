@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from tiny._core.symbolic import simplify
 from tiny.dtype import dtypes
 from tiny.schedule.bounds import shorter_loops, without_needless_gates
+from tiny.schedule.counts import join_bits
 from tiny.schedule.merges import merge_loops
 from tiny.uop.ops import Ops, RangeArg, UOp
 
@@ -24,7 +25,7 @@ def settle_loops(sink: UOp, scopes: Sequence[int]) -> UOp:
     Output loops come first, those of a smaller scope outside, so that whatever is computed once
     for a scope has its loops as a prefix; then the reduce loops in the order they were opened.
     """
-    nodes = merge_loops(sink).postorder()
+    nodes = merge_loops(join_bits(sink)).postorder()
     loops = [n for n in nodes if n.op is Ops.RANGE]
     cuts = _find_cuts(nodes) if any(n.op in _DIVISIONS for n in nodes) else {}
     shorter = shorter_loops(nodes)
