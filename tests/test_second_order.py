@@ -170,6 +170,21 @@ def test_a_step_along_a_gradient_of_a_gradient_is_captured():
     np.testing.assert_allclose(x.numpy(), np.array([1.0, -2.0]) * (2 / 3) ** 4, rtol=1e-5)
 
 
+@pytest.mark.parametrize(
+    "call, error, what",
+    [
+        (lambda x: x.sum().backward(3), TypeError, r"a Tensor of shape \(\), got int"),
+        (lambda x: x.sum().gradient(x, gradient=2.0), TypeError, "got float; write Tensor"),
+        (lambda x: x.sum().gradient(x, 3), TypeError, "target 1 is a Tensor, got int"),
+        (lambda x: (x * 2).gradient(x, gradient=Tensor([1.0])), ValueError, "is not the shape"),
+        (lambda x: x.sum().realize().gradient(x), RuntimeError, "or was computed already"),
+    ],
+)
+def test_what_gradients_are_asked_for_is_checked(call, error, what):
+    with pytest.raises(error, match=what):
+        call(Tensor([1.0, 2]))
+
+
 # ---------------------------------------------------------------- what was not selected
 
 INF = math.inf

@@ -22,7 +22,7 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Self, TypeVar
 
-from tiny.dtype import DTypeLike, dtypes
+from tiny.dtype import dtypes
 from tiny.function import CallsMixin, Found, GradientRule, as_nodes, with_gradient, zeros
 from tiny.helpers import TRAINING, Context
 from tiny.storage import View
@@ -39,7 +39,11 @@ class TensorType(type):
 
     @property
     def training(cls) -> bool:
-        """Whether TRAINING is set; setting it sets that variable."""
+        """Whether TRAINING is set; setting it sets that variable.
+
+        >>> Tensor.training
+        False
+        """
         return bool(TRAINING)
 
     @training.setter
@@ -90,6 +94,8 @@ class OlderMixin(WritingMixin, CallsMixin):
 
     __slots__ = ()
 
+    Function: ClassVar[type]  # below
+
     class train(contextlib.ContextDecorator):  # noqa: N801  # the name that programs use
         """`with Tensor.train():` sets TRAINING for a block; with mode False it clears it.
 
@@ -129,7 +135,12 @@ class OlderMixin(WritingMixin, CallsMixin):
 
     @property
     def lazydata(self) -> UOp:
-        """The node of this tensor's value: `uop`."""
+        """The node of this tensor's value: `uop`.
+
+        >>> x = Tensor([1.0])
+        >>> x.lazydata is x.uop
+        True
+        """
         return self.uop
 
     @lazydata.setter
@@ -313,3 +324,6 @@ def _exchanged(value: Any, names: dict[int, Any]) -> Any:
     if type(value) in (list, tuple):
         return type(value)(_exchanged(v, names) for v in value)
     return value
+
+
+OlderMixin.Function = Function

@@ -454,16 +454,30 @@ class Tensor(OlderMixin, HashingMixin, metaclass=TensorType):
     def gradient(self, *targets: Tensor, gradient: Tensor | None = None) -> list[Tensor]:
         """The gradients of this scalar for tensors that it was computed from.
 
-        `gradient` is that of this tensor, by default 1. RuntimeError for a target that this does
-        not depend on, or that was written since.
+        `gradient` is that of this tensor, by default 1. They are computed when they are wanted, and
+        have gradients themselves. What was computed already is a value like any other, through
+        which no gradient flows, so ask for gradients first. TypeError for an integer or a bool;
+        ValueError without `gradient` if this is no scalar, or if that has another shape;
+        RuntimeError for a target that this does not depend on, or that was written since.
+
+        >>> x, y = Tensor([1.0, 2]), Tensor([3.0, 4])
+        >>> [g.tolist() for g in (x * x * y).sum().gradient(x, y)]
+        [[6.0, 16.0], [1.0, 4.0]]
+        >>> (first,) = (x * x * x).sum().gradient(x)
+        >>> first.sum().gradient(x)[0].tolist()
+        [6.0, 12.0]
         """
+        for k, target in enumerate(targets):
+            if not isinstance(target, Tensor):
+                raise TypeError(f"gradient: target {k} is a Tensor, got {type(target).__name__}")
         results = []
         found = self._gradients([t.uop for t in targets], gradient)
         for target, result in zip(targets, found, strict=True):
             if result is None:
                 raise RuntimeError(
                     f"gradient: the result does not depend on the tensor of shape {target.shape}, "
-                    "or it was written to since, or nothing differentiable leads there"
+                    "or was computed already, or that was written to since, or nothing "
+                    "differentiable leads there"
                 )
             results.append(self._value(copied(result), target.device or self.device))
         return results
@@ -478,6 +492,11 @@ class Tensor(OlderMixin, HashingMixin, metaclass=TensorType):
                     f"{self.shape}; sum it, or pass gradient="
                 )
             seed = constant(1.0, self.dtype)
+        elif not isinstance(gradient, Tensor):
+            raise TypeError(
+                f"gradient: that of this tensor is a Tensor of shape {self.shape}, got "
+                f"{type(gradient).__name__}; write Tensor(…) around it"
+            )
         elif gradient.shape != self.shape:
             raise ValueError(f"gradient: {gradient.shape} is not the shape {self.shape}")
         else:
@@ -520,7 +539,17 @@ class Tensor(OlderMixin, HashingMixin, metaclass=TensorType):
 
     @in_turn
     def backward(self, gradient: Tensor | None = None) -> Self:
-        """Add to `grad` of every float tensor in the graph that wants one, but of numbers."""
+        """Add to `grad` of every float tensor in the graph that wants one, but of numbers.
+
+        `gradient` is that of this tensor, by default 1; errors as those of `gradient`. One of
+        `requires_grad=False` wants none. They add up until `grad` is set to None.
+
+        >>> x = Tensor([1.0, 2])
+        >>> (x * x).sum().backward().shape
+        ()
+        >>> x.grad.tolist()
+        [2.0, 4.0]
+        """
         nodes = set(self.uop.postorder())
         leaves = [
             t
