@@ -400,6 +400,7 @@ POOLS: list[tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = [
     ((2, 3, 11), (3,), {"stride": 2, "padding": (1,)}),
     ((1, 2, 3, 5, 4), (2, 3, 2), {"stride": 2, "padding": 1, "ceil_mode": True}),
     ((1, 1, 1), (1,), {}),
+    ((1, 2, 2), (3,), {"stride": 2, "ceil_mode": True}),
     ((0, 2, 4, 4), (2, 2), {}),
 ]
 

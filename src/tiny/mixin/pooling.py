@@ -70,15 +70,15 @@ class PoolingMixin(LossesMixin):
                     "are known; pad what is symbolic to its upper bound"
                 )
             free = size + before + after - d * (w - 1) - 1
-            if free < 0:
-                raise ValueError(
-                    f"{what}: a window of {kernel} with dilation {dilation} does not fit into "
-                    f"{self.shape} with padding {padding}; pad more"
-                )
             count = free // s + 1
             # one more, unless it would begin in the padding after the end
             if ceil_mode and free % s and count * s < size + before:
                 count += 1
+            if count < 1:
+                raise ValueError(
+                    f"{what}: a window of {kernel} with dilation {dilation} does not fit into "
+                    f"{self.shape} with padding {padding}; pad more"
+                )
             more = max((count - 1) * s - free, 0)
             found.append(_Windows(size, w, s, d, before, after, more, count))
         return found
