@@ -9,7 +9,8 @@ import numpy as np
 
 from api.case import Case, Input, array, bools, integers, torch, values
 
-ALL_FLOATS = ("float32", "float64", "float16", "bfloat16")
+BOTH_FLOATS = ("float32", "float64")
+ALL_FLOATS = (*BOTH_FLOATS, "float16", "bfloat16")
 nan, inf = math.nan, math.inf
 
 # shapes and axes: sizes of 1, primes, none, and more than a block
@@ -35,7 +36,7 @@ def _sums() -> list[Case]:
             lambda x, a=axis: x.cumsum(a),
             lambda x, a=axis: torch.cumsum(x, a),
             [array(*shape)],
-            dtypes=ALL_FLOATS,
+            dtypes=ALL_FLOATS if shape in ((7,), (3, 5)) else BOTH_FLOATS,
             label=f"axis={axis}",
         )
         for shape, axis in PLACES
@@ -122,7 +123,7 @@ def _products() -> list[Case]:
             lambda x, a=axis: x.cumprod(a),
             lambda x, a=axis: torch.cumprod(x, a),
             [array(*shape, low=0.7, high=1.4)],
-            dtypes=ALL_FLOATS,
+            dtypes=ALL_FLOATS if shape in ((7,), (3, 5)) else BOTH_FLOATS,
             label=f"axis={axis}",
         )
         for shape, axis in PLACES
@@ -274,7 +275,7 @@ def _logarithms() -> list[Case]:
             lambda x, a=axis: x.logcumsumexp(a),
             lambda x, a=axis: torch.logcumsumexp(x, a),
             [array(*shape, low=-4, high=4)],
-            dtypes=ALL_FLOATS,
+            dtypes=ALL_FLOATS if shape in ((7,), (3, 5)) else BOTH_FLOATS,
             label=f"axis={axis}",
         )
         for shape, axis in PLACES
