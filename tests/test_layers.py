@@ -28,6 +28,7 @@ FLOORS = (
         "randomness",
         "hashing",
         "interchange",
+        "sharing",
         "writing",
         "tensor",
         "gradient",

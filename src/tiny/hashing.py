@@ -18,8 +18,8 @@ import numpy as np
 from tiny.dtype import AddrSpace, dtypes
 from tiny.function import run_by_hand
 from tiny.helpers import FS_STORE, cache_folder, ceildiv, write_aside
-from tiny.interchange import InterchangeMixin
 from tiny.shared import Cache
+from tiny.sharing import SharingMixin
 from tiny.uop.by_hand import HandKernel, read_kernel
 from tiny.uop.ops import KernelInfo, UOp
 from tiny.uop.runtime import is_file
@@ -43,7 +43,7 @@ HASH = 16  # bytes of what names a chunk
 _kernels: Cache[tuple[int, ...], HandKernel] = Cache("hashes", 32)
 
 
-class HashingMixin(InterchangeMixin):
+class HashingMixin(SharingMixin):
     """Hashes of a Tensor's bytes, computed where it is; those of a file on the default device.
 
     Along the last dimension for `keccak`, of everything for `hash`, which is the root of a tree
