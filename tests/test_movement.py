@@ -131,6 +131,55 @@ def test_a_diagonal_is_that_of_its_matrix():
     assert x.diag().diagonal(1).tolist() == [0, 0]
 
 
+MOVES: dict[str, Any] = {
+    "pad": lambda x, k: x.pad((k % 3, 2)),
+    "cut": lambda x, k: x.pad((-(k % 2), 1)),
+    "reflect": lambda x, k: x.pad((x.shape[-1] - 1, (k + 1) % x.shape[-1]), mode="reflect"),
+    "replicate": lambda x, k: x.pad((k, 2), mode="replicate"),
+    "circular": lambda x, k: x.pad((x.shape[-1], k % x.shape[-1]), mode="circular"),
+    "roll": lambda x, k: x.roll((k, -1), (0, -1)),
+    "repeat": lambda x, k: x.repeat(*[1] * (x.ndim - 1), k + 1),
+    "repeat_interleave": lambda x, k: x.repeat_interleave(k + 1, k % x.ndim),
+    "cat": lambda x, k: x.cat(x.flip(0), dim=k % x.ndim),
+    "stack": lambda x, k: x.stack(x, x, dim=k % (x.ndim + 1)),
+    "unfold": lambda x, k: x.unfold(-1, 1 + k % x.shape[-1], 1 + k % 2),
+    "flip": lambda x, k: x.flip(k % x.ndim),
+    "transpose": lambda x, k: x.transpose(0, k % x.ndim),
+    "expand": lambda x, k: x.unsqueeze(k % x.ndim).expand(
+        *[-1] * (k % x.ndim), 3, *[-1] * (x.ndim - k % x.ndim)),
+    "split": lambda x, k: x.split(2, k % x.ndim)[-1],
+    "chunk": lambda x, k: x.chunk(2, -1)[0],
+    "diag": lambda x, k: x.flatten()[:5].diag(),
+    "diagonal": lambda x, k: x.unsqueeze(0).diagonal(k - 1, 0, -1),
+    "tril": lambda x, k: x.unsqueeze(0).tril(k - 1),
+    "triu": lambda x, k: x.unsqueeze(0).triu(k - 1),
+    "rearrange": lambda x, k: x.rearrange("a ... -> (... a)"),
+    "meshgrid": lambda x, k: x.flatten()[:4].meshgrid(x.flatten()[:2])[k % 2],
+    "pad_to": lambda x, k: x.pad_to([s + k for s in x.shape]),
+    "shrink_to": lambda x, k: x.shrink_to([max(s - k, 1) for s in x.shape]),
+}  # fmt: skip
+
+
+@given(shapes(1, 3), st.lists(st.tuples(st.sampled_from(sorted(MOVES)), st.integers(0, 3)),
+                              min_size=1, max_size=2))  # fmt: skip
+@drawn(80)
+def test_a_gradient_comes_back_to_where_the_elements_came_from(shape, moves):
+    """Numbers are moved to see where each goes; 0 is what was put beside them."""
+
+    def moved(x: Tensor) -> Tensor:
+        for name, k in moves:
+            x = MOVES[name](x, k) if 0 not in x.shape else x
+        return x
+
+    numbers = moved(Tensor(numbered(shape) + 1)).numpy()
+    weights = np.arange(1, numbers.size + 1, dtype=np.float64).reshape(numbers.shape)
+    x = Tensor(numbered(shape).astype(np.float64))
+    (moved(x) * Tensor(weights)).sum().backward()
+    came = np.bincount(numbers.ravel(), weights.ravel(), math.prod(shape) + 1)[1:]
+    found = np.zeros(shape) if x.grad is None else x.grad.numpy()
+    np.testing.assert_array_equal(found, came.reshape(shape))
+
+
 # ---------------------------------------------------------------- views and values
 
 
