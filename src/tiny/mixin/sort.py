@@ -13,7 +13,7 @@ multiprocessors", Supercomputing 1991). Equal passes are one set of kernels.
 
 from __future__ import annotations
 
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from tiny._core.ops import Ops
 from tiny.dtype import dtypes
@@ -43,6 +43,11 @@ class SortMixin(ProcessingMixin):
     """
 
     __slots__ = ()
+
+    if TYPE_CHECKING:
+
+        def _placed(self, places: Self, shape: tuple[int, ...], over: Self | None = None) -> Self:
+            """Memory of a shape with each element at its place in the flat whole; in Tensor."""
 
     def sort(self, dim: int = -1, descending: bool = False) -> tuple[Self, Self]:
         """The elements in order along a dimension, and the places they are from (int32).
@@ -194,10 +199,6 @@ class SortMixin(ProcessingMixin):
         count = product(shape[:-1])
         dtype = dtypes.int32 if count * length < 2**31 else dtypes.int64
         return (self._places(count).cast(dtype) * length).reshape(*shape[:-1], 1)
-
-    def _placed(self, places: Self, shape: tuple[int, ...], over: Self | None = None) -> Self:
-        """Memory of a shape with each element at its place in the flat whole; in Tensor."""
-        raise TypeError("sorting needs memory of its own: sort a Tensor")
 
     # ------------------------------------------------------------ few of long rows
 
