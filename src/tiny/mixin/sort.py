@@ -1,4 +1,4 @@
-"""Sorting, in a number of kernels that does not depend on the length.
+"""Sorting, in a number of kernels that hardly depends on the length.
 
 Elements are compared as unsigned integers in whose order they stand (`_sort_keys`), and what is
 found is the order: the places of the elements, smallest first. Values are gathered from these, so
@@ -25,8 +25,8 @@ _DIGIT_BITS = 4
 _DIGITS = 1 << _DIGIT_BITS
 # elements in whose midst those of equal digit are counted by comparing all pairs
 _BLOCK = 64
-# All pairs of a row are compared if that is less work than passes: an element of n compares for a
-# pair what a radix sort does for 1 / 400 of an element, and its kernels take as long as 16e6 pairs.
+# All pairs of a row are compared if that takes no longer than passes over its digits, of which an
+# element costs as much as 400 pairs, and starting all their kernels as much as 16e6.
 _PAIRS_OF_AN_ELEMENT = 400
 _PAIRS_OF_KERNELS = 16_000_000
 # up to so many places are inverted by comparison, more by a store in the order of the elements
