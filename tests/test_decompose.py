@@ -202,10 +202,10 @@ def test_reduction_of_half_accumulates_in_float32():
 
 def test_transcendentals_of_half_are_computed_in_float32():
     x = codes(dtypes.float16)
-    for op, function in ((Ops.EXP2, np.exp2), (Ops.LOG2, np.log2), (Ops.SIN, np.sin)):
+    for op, theirs in ((Ops.EXP2, np.exp2), (Ops.LOG2, np.log2), (Ops.SIN, np.sin)):
         got = run(lambda b, op=op: b.alu(op), (x, dtypes.float16))
         with np.errstate(all="ignore"):
-            expected = function(x.astype(np.float32)).astype(np.float16)
+            expected = theirs(x.astype(np.float32)).astype(np.float16)
         wrong = ~((got == expected) | (np.isnan(got) & np.isnan(expected)))
         assert wrong.sum() <= 2  # near a tie float32 decides
 
