@@ -162,7 +162,7 @@ MOVES: dict[str, Any] = {
 
 @given(shapes(1, 3), st.lists(st.tuples(st.sampled_from(sorted(MOVES)), st.integers(0, 3)),
                               min_size=1, max_size=2))  # fmt: skip
-@drawn(80)
+@drawn(40)
 def test_a_gradient_comes_back_to_where_the_elements_came_from(shape, moves):
     """Numbers are moved to see where each goes; 0 is what was put beside them."""
 
@@ -272,10 +272,10 @@ def test_a_thousand_parts_are_joined_in_linear_time():
 
     def seconds(count: int) -> float:
         parts = [Tensor(np.full((2, 3), k, np.float32)) for k in range(count)]
-        begin = time.perf_counter()
+        begin = time.process_time()
         x = Tensor.cat(*parts, dim=1)
         np.testing.assert_array_equal(x.numpy()[0], np.repeat(np.arange(count), 3))
-        return time.perf_counter() - begin
+        return time.process_time() - begin
 
     seconds(10)
     few, many = seconds(250), seconds(1000)
