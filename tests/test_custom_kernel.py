@@ -183,6 +183,12 @@ def test_a_variable_bounds_a_loop():
         assert c.tolist() == [2.0, 3.0, 4.0][:count] + [0.0] * (3 - count)
 
 
+def test_nothing_is_stored_to_empty_tensors():
+    x = Tensor.empty(0)
+    result, same, _ = x.custom_kernel(Tensor.empty(0), Tensor.empty(0), fxn=product)
+    assert result.tolist() == same.tolist() == []
+
+
 def test_empty_loops_do_nothing():
     def total(C, A):
         i, k = UOp.range(2, 0), UOp.range(0, 1)

@@ -367,6 +367,8 @@ def run_by_hand(
 ) -> list[Any]:
     """Make the next versions of what a kernel writes; all tensors as they are then."""
     written = hand.arguments[: hand.outputs]
+    if not written:  # all of it is empty
+        return [type(t)(t) for t in tensors]
     used = list(tensors)
     for k in written:
         if not _is_whole(used[k]):

@@ -33,7 +33,8 @@ _IDENTITY = {Ops.ADD: 0, Ops.MUL: 1}
 class HandKernel(NamedTuple):
     """A kernel, and which arguments its PARAMs are: PARAM k is argument `arguments[k]`.
 
-    The first `outputs` of them are written. `binds` are its Variables with their values.
+    The first `outputs` of them are written: none if all loops around its stores are empty. `binds`
+    are its Variables with their values.
     """
 
     kernel: UOp
@@ -63,6 +64,8 @@ def read_kernel(sink: UOp, placeholders: Sequence[UOp]) -> HandKernel:
     nodes = body.postorder()
     stored = {address_of(n).src[0] for n in nodes if n.op is Ops.STORE}
     written = [k for k, p in enumerate(placeholders) if p in stored]
+    if not written and reader.has_empty_loops:
+        return HandKernel(UOp.sink(arg=info), (), 0, ())
     if not written:
         raise ValueError(
             f"kernel {info.name}: it stores to none of its buffers, so it does nothing"
@@ -88,6 +91,7 @@ class _Reader:
         self.name = name
         self.placeholders = set(placeholders)
         self.binds: dict[UOp, None] = {}
+        self.has_empty_loops = False  # of no steps
         # what was read of memory of a shape: the memory, and the movement over it
         self.new: dict[UOp, UOp] = {}
 
@@ -273,6 +277,7 @@ class _Reader:
         if not ranges:
             return UOp(Ops.GROUP, dtypes.void, tuple(effects))
         if any(_is_empty(r) for r in ranges):
+            self.has_empty_loops = True
             return UOp(Ops.GROUP, dtypes.void, ())
         body = effects[0] if len(effects) == 1 else UOp(Ops.GROUP, dtypes.void, tuple(effects))
         return UOp(Ops.END, dtypes.void, (body, *ranges))
