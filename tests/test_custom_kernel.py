@@ -224,6 +224,15 @@ def test_opts_that_are_asked_for_are_applied():
     assert lower(read, Device["CPU"].target).applied_opts == (Opt(OptOps.VEC, 0, 8),)
 
 
+def test_names_become_those_of_functions():
+    def kernel(C, A):
+        C = C.after(C[0].store(0.0))
+        return C[1].store(A[0]).sink(arg=named(f"set {A.shape}é"))
+
+    params = placeholders((3,), (3,))
+    assert read_kernel(kernel(*params), params).kernel.arg.name == "set_3_"
+
+
 def test_what_depends_on_order_runs_as_written():
     params = placeholders((6,), (6,))
     kernel = read_kernel(prefix_sums(*params), params).kernel

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -58,6 +59,7 @@ def read_kernel(sink: UOp, placeholders: Sequence[UOp]) -> HandKernel:
             f"custom_kernel: fxn returns the stores of the kernel as UOp.sink(…), got {got!r}"
         )
     info = sink.arg if isinstance(sink.arg, KernelInfo) else KernelInfo("custom")
+    info = info._replace(name=re.sub(r"\W+", "_", info.name, flags=re.ASCII) or "custom")
     reader = _Reader(info.name, placeholders)
     effects = reader.read(sink)
     body = UOp(Ops.GROUP, dtypes.void, effects)
