@@ -576,3 +576,58 @@ def test_the_same_kernel_is_compiled_once():
                 0
             ].realize()
         assert GlobalCounters.kernel_count - before == 3
+
+
+# ---------------------------------------------------------------- random programs
+
+
+def scale_into(C, A):
+    """C[i] = 2 A[i] + C[i], as a kernel that the scheduler could have made."""
+    i = UOp.range(C.shape[0], 0)
+    return C[i].store(A[i] * 2 + C[i]).end(i).sink(arg=named("scale_into"))
+
+
+def running(C):
+    """C[i + 1] += C[i] in order, so that it runs as it is written."""
+    i = UOp.range(C.shape[0] - 1, 0)
+    before = C.after(i)
+    return C[i + 1].store(before[i] + before[i + 1]).end(i).sink(arg=named("running"))
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_programs_give_what_they_give_step_by_step(seed):
+    """Kernels by hand among operations, writes and views: as NumPy does them, whenever computed."""
+    rng = np.random.default_rng(seed)
+    arrays = [rng.integers(-3, 4, 6).astype(np.float32) for _ in range(3)]
+    tensors = [Tensor(a.copy()) for a in arrays]
+    values, expected = [], []
+    for _ in range(14):
+        a, b = (int(k) for k in rng.choice(3, 2, replace=False))
+        match int(rng.integers(7)):
+            case 0:
+                tensors[a].custom_kernel(tensors[b], fxn=scale_into)
+                arrays[a] += 2 * arrays[b]
+            case 1:
+                tensors[a].custom_kernel(fxn=running)
+                arrays[a] = np.cumsum(arrays[a], dtype=np.float32)
+            case 2:
+                tensors[a][1:4].custom_kernel(tensors[b][2:5], fxn=scale_into)
+                arrays[a][1:4] += 2 * arrays[b][2:5]
+            case 3:
+                tensors[a].custom_kernel(tensors[a].flip(0), fxn=scale_into)
+                arrays[a] = arrays[a] + 2 * arrays[a][::-1]
+            case 4:
+                values.append(tensors[a] * 2 - tensors[b])
+                expected.append(arrays[a] * 2 - arrays[b])
+            case 5:
+                tensors[a].assign(tensors[b] * 0.5)
+                arrays[a] = arrays[b] * np.float32(0.5)
+            case 6:
+                if rng.integers(2):
+                    tensors[a].realize()
+                tensors[a][2] = tensors[b][0]
+                arrays[a][2] = arrays[b][0]
+    for k in rng.permutation(len(values)):
+        np.testing.assert_allclose(values[k].numpy(), expected[k], rtol=1e-5)
+    for k in rng.permutation(3):
+        np.testing.assert_allclose(tensors[k].numpy(), arrays[k], rtol=1e-5)
