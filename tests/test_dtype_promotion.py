@@ -198,3 +198,16 @@ def test_dividing_by_a_number_that_does_not_fit_is_refused(far):
             divide()
     assert (x.long() // far).tolist() == [1 // far, 2 // far]
     np.testing.assert_allclose((x / far).numpy(), [1 / far, 2 / far], rtol=1e-6)
+
+
+@pytest.mark.parametrize("number", [2**31, -(2**31) - 1, 2**70])
+def test_a_python_int_is_stored_as_the_default_or_refused(number):
+    message = rf"{number} does not fit into dtypes\.int32"
+    for use in (Tensor.numpy, Tensor.item, Tensor.neg, lambda x: x + 1, lambda x: x.expand(3)):
+        with pytest.raises(ValueError, match=message):
+            use(Tensor(number))
+    assert (Tensor(number) + 0.5).item() == np.float32(number)
+    with Context(DEFAULT_INT="int64"):
+        if abs(number) < 2**63:
+            assert Tensor(number).item() == number and (Tensor(number) + 1).item() == number + 1
+            assert (Tensor([1]) * Tensor(number)).tolist() == [number]

@@ -58,7 +58,7 @@ class InterchangeMixin(RandomMixin):
 
         np_dtype, shape = _to_np_dtype(self.dtype), self._sizes_now()
         if self.uop.op is Ops.CONST:
-            return np.array(self.uop.arg, dtype=np_dtype)
+            return np.array(self._strong().uop.arg, dtype=np_dtype)
         if 0 in self.shape:
             return np.empty(shape, dtype=np_dtype)
         memory = self._in_order()

@@ -197,10 +197,18 @@ class ElementwiseMixin(MovementMixin):
         return x
 
     def _strong(self) -> Self:
-        """A Python number as the default dtype of its kind; anything else as it is."""
+        """A Python number as the default dtype of its kind; anything else as it is.
+
+        ValueError for an int that the default can not hold.
+        """
         if self.dtype not in dtypes.weaks:
             return self
-        return self.cast(strong_dtype(self.dtype))
+        to = strong_dtype(self.dtype)
+        if self.dtype is dtypes.weakint:
+            low, high = self._number_bounds()
+            if low == high and not to.min <= low <= to.max:
+                raise ValueError(f"{low} does not fit into {to}; write Tensor({low}, dtype=int64)")
+        return self.cast(to)
 
     def _broadcast(self, shape: tuple[Any, ...]) -> Self:
         """This value with that shape; a scalar stays one, it fits every shape."""
@@ -214,6 +222,8 @@ class ElementwiseMixin(MovementMixin):
             decided = self._compared_out_of_range(op, other, reverse)
             if decided is not None:
                 return decided
+        if dtype is dtypes.weakint:
+            self, other = self._strong(), other._strong()
         dtype = strong_dtype(dtype)
         if dtype is dtypes.bool and not (op in _COMPARISONS or op in _OF_BOOLS.values()):
             if op not in _OF_BOOLS:
