@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tiny import Device, Tensor, TinyJit, dtypes, nn
+from tiny import Context, Device, Tensor, TinyJit, dtypes, nn
 from tiny.runtime.disk import DiskFile
 from tiny.uop.runtime import JitError
 
@@ -236,6 +236,12 @@ def test_a_device_without_a_path(file):
     for name in ("disk", "DISK:"):
         with pytest.raises(ValueError, match="a file has a path; name it"):
             Tensor.empty(3, device=name)
+
+
+def test_a_file_is_no_default_device(file):
+    with Context(DEV=f"disk:{file}"), pytest.raises(ValueError, match="set DEV to a device"):
+        Tensor([1, 2, 3])
+    assert file.read_bytes() == bytes(range(64))
 
 
 def test_a_string_is_no_path(file):

@@ -485,10 +485,12 @@ class _Registry:
 
         What follows `disk:` is a path, and stays as it is.
         """
-        if not name:
-            name = DEV.value or "CPU"
+        is_default = not name
+        name = name or DEV.value or "CPU"
         base, _, rest = _checked(name).partition(":")
         base = base.upper()
+        if base == "DISK" and is_default:
+            raise ValueError(f"{name!r} is a file, which computes nothing; set DEV to a device")
         if base == "DISK":
             return f"{base}:{rest}" if rest else base
         number = rest.partition(":")[0]
