@@ -631,3 +631,32 @@ def test_programs_give_what_they_give_step_by_step(seed):
         np.testing.assert_allclose(values[k].numpy(), expected[k], rtol=1e-5)
     for k in rng.permutation(3):
         np.testing.assert_allclose(tensors[k].numpy(), arrays[k], rtol=1e-5)
+
+
+def test_loads_and_gates_may_be_written_out():
+    def kernel(C, A):
+        i = UOp.range(4, 0)
+        inside = i < 3
+        value = A.index(i).load(inside) + UOp.const(1.0, dtypes.float32)
+        return C.index(i, gate=inside).store(value).end(i).sink()
+
+    def by_store(C, A):
+        i = UOp.range(4, 0, AxisType.LOOP)
+        return C.index(i).store(A.index(i, gate=i < 3).load() * 2, i < 3).end(i).sink()
+
+    x = Tensor([1.0, 2, 3])
+    assert Tensor.empty(3).custom_kernel(x, fxn=kernel)[0].tolist() == [2, 3, 4]
+    assert Tensor.empty(3).custom_kernel(x, fxn=by_store)[0].tolist() == [2, 4, 6]
+
+
+def test_elementwise_methods_are_there_for_elements():
+    def kernel(C, A):
+        i, j = UOp.range(2, 0), UOp.range(3, 1)
+        a = A.permute(1, 0).flatten()[i * 3 + j]
+        return C[i][j].store(a.sigmoid() + a.maximum(0).sqrt() - a**2).end(i, j).sink()
+
+    a = np.random.default_rng(0).standard_normal((3, 2)).astype(np.float32)
+    result = Tensor.empty(2, 3).custom_kernel(Tensor(a), fxn=kernel)[0].numpy()
+    b = a.T
+    expected = 1 / (1 + np.exp(-b)) + np.sqrt(np.maximum(b, 0)) - b**2
+    np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-6)
