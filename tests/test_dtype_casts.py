@@ -227,3 +227,14 @@ def test_casts_that_lose_something_are_not_removed():
             direct = v if not kept else expected(v, to)
             assert not differ(direct, expected(expected(v, middle), to)), (source, middle, to, v)
     assert removed > 500
+
+
+def test_lists_keep_each_int_whatever_is_beside_it():
+    """NumPy makes float64 of an int that needs uint64 beside a smaller one, or beside a float."""
+    large = [2**63 + 1, 2**64 - 1, 5]
+    assert Tensor(large, dtype="uint64").tolist() == large
+    assert Tensor([2**53 + 1, 0.5], dtype="int64").tolist() == [2**53 + 1, 0]
+    assert Tensor([[2**53 + 1], [0.5]]).tolist() == [[float(np.float32(2**53 + 1))], [0.5]]
+    assert Tensor([1e30, 1, True]).dtype is dtypes.float32
+    with pytest.raises(ValueError, match="does not fit into"):
+        Tensor([2**63 + 1, 5])
