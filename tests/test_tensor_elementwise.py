@@ -356,6 +356,41 @@ def test_powers_of_integers_wrap(dtype):
         assert (Tensor([1, -1, -1, 2]) ** Tensor([-3, -3, -2, -1])).tolist() == [1, -1, 1, 0]
 
 
+@pytest.mark.parametrize("dtype", dtypes.ints, ids=str)
+def test_any_whole_number_is_a_power_of_integers(dtype):
+    base = [b for b in (-3, -2, -1, 0, 1, 2, 3, 6, 7) if b >= dtype.min]
+    width = 1 << dtype.bitsize
+    for exponent in (63, 64, 65, 128, 200, 255, 256, 300, 2**31, 2**32 + 5, 2**62, 2**64 + 3):
+        powers = [pow(b, exponent, width) for b in base]
+        expected = [p if p <= dtype.max else p - width for p in powers]
+        assert (Tensor(base, dtype=dtype) ** exponent).tolist() == expected, exponent
+
+
+# ---------------------------------------------------------------- bounds and distances
+
+
+@pytest.mark.parametrize("dtype", dtypes.ints, ids=str)
+def test_a_bound_that_a_dtype_can_not_hold_is_the_nearest_it_can(dtype):
+    low, high = dtype.min, dtype.max
+    x = Tensor([low, 1, high], dtype=dtype)
+    assert x.clamp(low - 1, high + 1).tolist() == [low, 1, high]
+    assert x.clamp(high + 3).tolist() == [high] * 3
+    assert x.clamp(max_=low - 3).tolist() == [low] * 3
+    assert x.clamp(0, high + 3).dtype is dtype
+
+
+@pytest.mark.parametrize("dtype", dtypes.ints, ids=str)
+def test_the_distance_of_integers_does_not_wrap(dtype):
+    low, high = dtype.min, dtype.max
+    x = Tensor([low, high, high, high, low, low + 1], dtype=dtype)
+    y = Tensor([high, low, low + 1, high, low, low], dtype=dtype)
+    close = x.isclose(y, rtol=0, atol=0.5).tolist()
+    assert close == [False, False, False, True, True, False]
+    if dtype.itemsize > 2:  # a share of the smallest number is more than 1
+        expected = [False, False, False, True, True, low < 0]
+        assert x.isclose(y).tolist() == expected
+
+
 # ---------------------------------------------------------------- mistakes
 
 

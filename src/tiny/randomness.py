@@ -10,12 +10,12 @@ from tiny import random
 from tiny.creation import ZERO, CreationMixin, checked_sizes
 from tiny.dtype import DType, DTypeLike, dtypes, to_dtype
 from tiny.helpers import argfix, ceildiv, prod
+from tiny.mixin.elementwise import UNSIGNED
 from tiny.mixin.movement import broadcast_shape
 from tiny.mixin.sizes import most, product, settled
 from tiny.uop.ops import Ops, UOp
 from tiny.values import place_of
 
-_UNSIGNED = {1: dtypes.uint8, 2: dtypes.uint16, 4: dtypes.uint32, 8: dtypes.uint64}
 # a float32 has too few steps for integers over a range that is wider than this
 _WIDEST_OF_FLOATS = 2**31
 _LATEST = 3e38  # an arrival that a float32 still holds
@@ -153,7 +153,7 @@ class RandomMixin(CreationMixin):
         if most(words) >= 2**32:
             raise ValueError(f"rand: {sizes} of {to} needs {4 * words} random bytes; draw in parts")
         bits = cls._random_words(place, words)
-        bits = bits.bitcast(_UNSIGNED[to.itemsize])._shrink([(0, numel)]).reshape(sizes)
+        bits = bits.bitcast(UNSIGNED[to.itemsize])._shrink([(0, numel)]).reshape(sizes)
         # random mantissa, exponent of 1: a float from 1 to 2
         exponent, mantissa = dtypes.finfo(to)
         bias = (1 << (exponent - 1)) - 1 + (to in dtypes.fp8_fnuz)

@@ -29,6 +29,8 @@ V = TypeVar("V", bound="ElementwiseMixin")
 
 # arithmetic on truth values, so that no device needs to add or multiply them
 _OF_BOOLS = {Ops.ADD: Ops.OR, Ops.MUL: Ops.AND, Ops.MAX: Ops.OR, Ops.SUB: Ops.XOR}
+# by size in bytes: integers of which the bits are those of other dtypes
+UNSIGNED = {1: dtypes.uint8, 2: dtypes.uint16, 4: dtypes.uint32, 8: dtypes.uint64}
 _COMPARISONS = (Ops.CMPLT, Ops.CMPNE, Ops.CMPEQ)
 
 
@@ -36,6 +38,15 @@ def _check_fits(what: str, x: Any, dtype: DType) -> None:
     """ValueError if x is a Python int that an integer dtype can not hold."""
     if type(x) is int and dtype.kind in "iu" and not dtype.min <= x <= dtype.max:
         raise ValueError(f"{what}: {x} is no value of {dtype}; cast the tensor to a wider dtype")
+
+
+def _wrapped_exponent(exponent: int, bits: int) -> int:
+    """A smaller exponent with the same powers of all integers of a width, which wrap.
+
+    From the width on those of even numbers are 0, and those of odd ones repeat after a quarter of
+    the numbers there are (Carmichael's function of a power of two).
+    """
+    return exponent if exponent < bits else bits + (exponent - bits) % (1 << (bits - 2))
 
 
 def in_float32(
@@ -117,11 +128,10 @@ class ElementwiseMixin(MovementMixin):
             return self._node(Ops.BITCAST, to)
         if not self.shape:
             raise ValueError(f"bitcast: {own} to {to} needs a dimension to split; reshape to (1,)")
-        unsigned = {1: dtypes.uint8, 2: dtypes.uint16, 4: dtypes.uint32, 8: dtypes.uint64}
-        x = self.bitcast(unsigned[own.itemsize])
-        small, large = unsigned[min(own.itemsize, to.itemsize)], max(own.itemsize, to.itemsize)
+        x = self.bitcast(UNSIGNED[own.itemsize])
+        small, large = UNSIGNED[min(own.itemsize, to.itemsize)], max(own.itemsize, to.itemsize)
         count = large // small.itemsize
-        steps = self._places(count).cast(unsigned[large]) * small.bitsize
+        steps = self._places(count).cast(UNSIGNED[large]) * small.bitsize
         if to.itemsize < own.itemsize:  # the lowest bits come first in memory
             x = (x.unsqueeze(-1) >> steps).cast(small).flatten(-2)
             return x.bitcast(to)
@@ -131,7 +141,7 @@ class ElementwiseMixin(MovementMixin):
                 f"{self.shape} is no multiple of that; pad it"
             )
         x = x.reshape(*self.shape[:-1], self.shape[-1] // count, count)
-        x = x.cast(unsigned[large])
+        x = x.cast(UNSIGNED[large])
         return (x << steps)._combine(Ops.ADD).bitcast(to)
 
     def _places(self, count: Any) -> Self:
@@ -419,9 +429,7 @@ class ElementwiseMixin(MovementMixin):
                     f"pow: an integer ({self.dtype}) to the power of {exponent} is no integer; "
                     "cast to a float first"
                 )
-            if exponent <= 64:
-                return self._repeated_product(int(exponent))
-            return self._integer_power(self._scalar(int(exponent), self.dtype))
+            return self._repeated_product(_wrapped_exponent(int(exponent), self.dtype.bitsize))
         if exponent in (0, 1, 2, 3):  # more products would be less exact than the function
             return self._repeated_product(int(exponent))
         if exponent == -1:
@@ -491,7 +499,8 @@ class ElementwiseMixin(MovementMixin):
     def clamp(self, min_: Any = None, max_: Any = None) -> Self:
         """Between two bounds, numbers or tensors, of which one may be None. NaN stays NaN.
 
-        Where min_ is above max_ the result is max_. At a bound the gradient is that of x.
+        Where min_ is above max_ the result is max_. At a bound the gradient is that of x. An int
+        that an integer dtype can not hold is the nearest one that it can.
         ValueError if both are None.
 
         >>> Tensor([-1, 2, 9]).clamp(0, 5).tolist()
@@ -499,8 +508,8 @@ class ElementwiseMixin(MovementMixin):
         """
         if min_ is None and max_ is None:
             raise ValueError("clamp: at least one of min_ and max_ is needed, got None twice")
-        x = self if min_ is None else (self < min_).where(min_, self)
-        return x if max_ is None else (x > max_).where(max_, x)
+        x = self if min_ is None else (self < min_).where(self._nearest(min_), self)
+        return x if max_ is None else (x > max_).where(x._nearest(max_), x)
 
     def clip(self, min_: Any = None, max_: Any = None) -> Self:
         """Another name of clamp.
@@ -646,8 +655,10 @@ class ElementwiseMixin(MovementMixin):
         [True, False, True]
         """
         y = self._operand(other)
-        distance = self.maximum(y) - self.minimum(y)  # of unsigned integers too
-        near = distance <= atol + rtol * y.abs()
+        distance = self.maximum(y) - self.minimum(y)
+        if dtypes.is_int(distance.dtype):  # up to twice the largest number of a signed one
+            distance = distance.cast(UNSIGNED[distance.dtype.itemsize])
+        near = distance <= atol + (rtol * y).abs()
         close = (self.isfinite() & y.isfinite() & near) | self.eq(y)
         return close | (self.isnan() & y.isnan()) if equal_nan else close
 

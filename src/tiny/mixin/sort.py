@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Self
 from tiny._core.ops import Ops
 from tiny.dtype import dtypes
 from tiny.helpers import ceildiv
+from tiny.mixin.elementwise import UNSIGNED
 from tiny.mixin.processing import ProcessingMixin
 from tiny.mixin.sizes import is_at_most, most, product
 
@@ -31,8 +32,6 @@ _PAIRS_OF_AN_ELEMENT = 400
 _PAIRS_OF_KERNELS = 16_000_000
 # up to so many places are inverted by comparison, more by a store in the order of the elements
 _MOST_INVERTED = 64
-
-_UNSIGNED = {1: dtypes.uint8, 2: dtypes.uint16, 4: dtypes.uint32, 8: dtypes.uint64}
 
 
 class SortMixin(ProcessingMixin):
@@ -133,7 +132,7 @@ class SortMixin(ProcessingMixin):
         elif dtypes.is_float(x.dtype):
             if x.dtype.itemsize == 1:
                 x = x.cast(dtypes.float16)  # which holds them all
-            key = x.eq(0).where(x._scalar(0, x.dtype), x).bitcast(_UNSIGNED[x.dtype.itemsize])
+            key = x.eq(0).where(x._scalar(0, x.dtype), x).bitcast(UNSIGNED[x.dtype.itemsize])
             # of negative numbers the larger bits are the smaller number
             top = 1 << (key.dtype.bitsize - 1)
             key = (key < top).where(key ^ top, ~key)
@@ -141,7 +140,7 @@ class SortMixin(ProcessingMixin):
         elif dtypes.is_unsigned(x.dtype):
             key = x
         else:
-            unsigned = _UNSIGNED[x.dtype.itemsize]
+            unsigned = UNSIGNED[x.dtype.itemsize]
             key = x.bitcast(unsigned) ^ (1 << (unsigned.bitsize - 1))
         return ~key if descending else key
 
