@@ -596,9 +596,10 @@ class MovementMixin(GraphValue):
             )
         if least(repeats) < 0:
             raise ValueError(f"repeat_interleave: repeats is at least 0, got {repeats}")
-        x, dim = (self.flatten(), 0) if dim is None else (self, self._resolve_dim(dim))
-        shape = x.shape
-        x = x.unsqueeze(dim + 1).expand(*shape[: dim + 1], repeats, *shape[dim + 1 :])
+        if dim is None:
+            return self.flatten().repeat_interleave(repeats, 0)
+        dim, shape = self._whole_dim("repeat_interleave", dim), self.shape
+        x = self.unsqueeze(dim + 1).expand(*shape[: dim + 1], repeats, *shape[dim + 1 :])
         return self._apart(x.flatten(dim, dim + 1))
 
     def split(self, sizes: int | Sequence[int], dim: int = 0) -> tuple[Self, ...]:
@@ -685,7 +686,7 @@ class MovementMixin(GraphValue):
             )
         if dims is None:
             return self._apart(self.flatten().roll(shifts, 0).reshape(self.shape))
-        for shift, axis in zip(by, (self._resolve_dim(a) for a in axes), strict=True):
+        for shift, axis in zip(by, [self._whole_dim("roll", a) for a in axes], strict=True):
             size = x.shape[axis]
             if isinstance(size, Node):
                 # within one turn either way: else the remainder would depend on the size
@@ -929,12 +930,12 @@ class MovementMixin(GraphValue):
         return prod(self.max_shape)
 
     def size(self, dim: int | None = None) -> Any:
-        """The shape, or the size of one dimension.
+        """The shape, or the size of one dimension; ValueError if a scalar is asked for that.
 
         >>> Tensor.zeros(2, 3).size(), Tensor.zeros(2, 3).size(-1)
         ((2, 3), 3)
         """
-        return self.shape if dim is None else self.shape[self._resolve_dim(dim)]
+        return self.shape if dim is None else self.shape[self._whole_dim("size", dim)]
 
     def nbytes(self) -> Any:
         """How many bytes the elements take.
