@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import numpy as np
 import pytest
@@ -262,6 +263,7 @@ def test_safetensors_keep_every_dtype(dtype, tmp_path):
     safe_save({"x": x, "none": Tensor.zeros(0, 3).cast(dtype)}, file, {"a": 1, "b": "text"})
     loaded = safe_load(file)
     assert loaded["x"].dtype is dtype and loaded["none"].shape == (0, 3)
+    assert repr(loaded["none"]).startswith("<Tensor (0, 3)")
     assert loaded["x"].numpy().tobytes() == x.numpy().tobytes()
     header = safe_load_metadata(file)[2]
     assert header["x"]["shape"] == [2, 3] and header["__metadata__"] == {"a": "1", "b": "text"}
@@ -296,6 +298,9 @@ def test_safetensors_are_read_when_they_are_wanted(tmp_path):
         {"dtype": "F32", "shape": [2], "data_offsets": [0, 8, 9]},
         {"dtype": "F32", "shape": [2], "data_offsets": "08"},
         {"dtype": "F32", "shape": 2, "data_offsets": [0, 8]},
+        {"dtype": "F64", "shape": "", "data_offsets": [0, 8]},
+        {"dtype": "F64", "shape": {}, "data_offsets": [0, 8]},
+        {"dtype": "F32", "shape": [0, 1 << 63], "data_offsets": [0, 0]},
         {"dtype": "F32", "shape": [1 << 62, 4], "data_offsets": [0, 8]},
         {"shape": [2], "data_offsets": [0, 8]},
         [],
@@ -309,6 +314,15 @@ def test_safetensors_that_lie_are_refused(tmp_path, entry):
         safe_load(file)
 
 
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no pipes by name")
+def test_a_folder_and_a_pipe_hold_no_tensors(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path, tmp_path / "pipe"):  # which would wait for a writer
+        for load in (safe_load, safe_load_metadata):
+            with pytest.raises(OSError, match="is no regular file"):
+                load(path)
+
+
 def test_a_scalar_and_a_view_are_saved_by_value(tmp_path):
     file = tmp_path / "x.safetensors"
     x = Tensor(draw(3, 4))
@@ -316,6 +330,45 @@ def test_a_scalar_and_a_view_are_saved_by_value(tmp_path):
     loaded = safe_load(file)
     np.testing.assert_array_equal(loaded["t"].numpy(), x.numpy().T)
     assert loaded["s"].shape == () and loaded["s"].item() == 2.5
+
+
+# JSON that is no header: nested too deep to be read, cut off, and no object
+NO_HEADERS = [
+    len(text).to_bytes(8, "little") + text
+    for text in (b"[" * 100_000, b"{", b"", b"[1]", b"[]", b"3", b"null", b'"x"', b'{"\xff": 1}')
+]
+
+
+def test_headers_longer_than_the_format_allows_are_not_read(tmp_path):
+    """Of a file that is large enough, all of it nowhere."""
+    file = tmp_path / "x.safetensors"
+    with file.open("wb") as f:
+        f.write((100_000_001).to_bytes(8, "little"))
+        f.truncate(1 << 36)
+    with pytest.raises(ValueError, match="has 100000001 bytes, and the format allows 100000000"):
+        safe_load(file)
+    with file.open("r+b") as f:
+        f.write((1 << 37).to_bytes(8, "little"))
+    with pytest.raises(ValueError, match="or it is cut short"):
+        safe_load(file)
+
+
+def test_header_and_data_are_of_one_file(tmp_path, monkeypatch):
+    """Though another one takes the name while it is read."""
+    file, other = tmp_path / "x.safetensors", tmp_path / "y.safetensors"
+    safe_save({"x": Tensor([1.0, 2.0])}, file)
+    safe_save({"x": Tensor([3.0]), "y": Tensor([4.0])}, other)
+    plain = json.loads
+
+    def replaced(text):
+        other.replace(file)
+        return plain(text)
+
+    monkeypatch.setattr(json, "loads", replaced)
+    loaded = safe_load(file)
+    monkeypatch.undo()
+    assert {name: t.tolist() for name, t in loaded.items()} == {"x": [1.0, 2.0]}
+    assert sorted(safe_load(file)) == ["x", "y"]
 
 
 def test_damaged_files_are_refused(tmp_path):
@@ -330,11 +383,12 @@ def test_damaged_files_are_refused(tmp_path):
         content[:20],
         b"\xff" * 64,
         len(header).to_bytes(8, "little") + header + b"\0" * 8,
+        *NO_HEADERS,
     ]:
         file.write_bytes(broken)
         with pytest.raises(ValueError, match="safetensors"):
             safe_load(file)
-    for broken in [b"", b"short", content[:20], b"\xff" * 64]:
+    for broken in [b"", b"short", content[:20], b"\xff" * 64, *NO_HEADERS]:
         file.write_bytes(broken)
         with pytest.raises(ValueError, match="safetensors"):
             safe_load_metadata(file)

@@ -34,6 +34,7 @@ _SAFE_NAMES = {
     dtypes.fp8e5m2: "F8_E5M2",
 }
 _SAFE_DTYPES = {name: dtype for dtype, name in _SAFE_NAMES.items()}
+MOST_OF_HEADER = 100_000_000  # bytes of a header, by the format
 
 
 def get_state_dict(obj: Any, prefix: str = "", tensor_type: type = Tensor) -> dict[str, Any]:
@@ -146,15 +147,26 @@ def safe_save(
         raise
 
 
-def _header(content: bytes, name: str) -> tuple[dict[str, Any], int]:
-    """The header of a safetensors file and where the data begins."""
-    size = int.from_bytes(content[:8], "little")
-    if len(content) < 8 or size > len(content) - 8:
+def _header(data: Tensor, name: str) -> tuple[dict[str, Any], int]:
+    """The header of a safetensors file, given as its bytes, and where the data begins.
+
+    Read from the file that is open, so that it is that of the data if another one takes the name.
+    """
+    size = int.from_bytes(data[:8].numpy().tobytes(), "little")
+    # a damaged size is no reason to read, or to ask memory for, more than there is
+    if data.shape[0] < 8 or size > data.shape[0] - 8:
         raise ValueError(f"{name} is not a safetensors file, or it is cut short")
+    if size > MOST_OF_HEADER:
+        raise ValueError(
+            f"{name} is not a safetensors file: its header has {size} bytes, and the format allows "
+            f"{MOST_OF_HEADER}"
+        )
     try:
-        header = json.loads(content[8 : 8 + size])
-    except ValueError as error:
+        header = json.loads(data[8 : 8 + size].numpy().tobytes())
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{name} is not a safetensors file: its header is no JSON") from error
+    if not isinstance(header, dict):
+        raise ValueError(f"{name} is not a safetensors file: its header is no JSON object")
     return header, 8 + size
 
 
@@ -162,14 +174,10 @@ def safe_load_metadata(fn: str | os.PathLike[str]) -> tuple[Path, int, dict[str,
     """(path, where the data begins in bytes, header) of a safetensors file.
 
     The header maps names to dtype, shape and offsets, and "__metadata__" to the metadata.
+    ValueError if there is none.
     """
     path = Path(fn)
-    with path.open("rb") as file:
-        start = file.read(8)
-        # a damaged size is no reason to read, or to ask memory for, more than there is
-        size = min(int.from_bytes(start, "little"), path.stat().st_size)
-        content = start + file.read(size)
-    header, begin = _header(content, str(path))
+    header, begin = _header(Tensor(path), str(path))
     return path, begin, header
 
 
@@ -178,28 +186,30 @@ def safe_load(fn: str | os.PathLike[str]) -> dict[str, Tensor]:
 
     ValueError if the file is damaged or of unknown dtypes.
     """
-    path, begin, header = safe_load_metadata(fn)
+    data = Tensor(Path(fn))
+    header, begin = _header(data, str(fn))
     header.pop("__metadata__", None)
-    data = Tensor(path)[begin:]
+    data = data[begin:]
     end = 0
     try:
         entries = sorted(header.items(), key=lambda entry: entry[1]["data_offsets"])
         parts = []
         for name, entry in entries:
-            dtype, shape = _SAFE_DTYPES.get(entry["dtype"]), tuple(entry["shape"])
+            dtype, shape = _SAFE_DTYPES.get(entry["dtype"]), entry["shape"]
             if dtype is None:
                 raise UnknownDtypeError(
                     f"{fn}: tensor {name!r} has dtype {entry['dtype']!r}, not known here"
                 )
             start, stop = entry["data_offsets"]
             sizes = (*shape, start, stop)
-            if not all(type(n) is int and n >= 0 for n in sizes):
+            is_sized = isinstance(shape, list) and all(type(n) is int for n in sizes)
+            if not is_sized or not all(0 <= n < 1 << 63 for n in sizes):
                 raise ValueError(f"tensor {name!r} has sizes or offsets that are none")
             if start != end or stop - start != math.prod(shape) * dtype.itemsize:
                 raise ValueError(
                     f"tensor {name!r} of shape {shape} is said to be bytes {start} to {stop}"
                 )
-            parts.append((name, dtype, shape, start, stop))
+            parts.append((name, dtype, tuple(shape), start, stop))
             end = stop
         if end != data.shape[0]:
             raise ValueError(f"the tensors have {end} bytes, the file {data.shape[0]}")
