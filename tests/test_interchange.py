@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from conftest import examples
-from tiny import Context, GlobalCounters, Tensor, TinyJit, Variable, dtypes
+from tiny import Context, Device, GlobalCounters, Tensor, TinyJit, Variable, dtypes
 from tiny.dtype import _to_np_dtype
 from tiny.storage import in_order, layout, split_view
 from tiny.uop.runtime import JitError
@@ -73,13 +73,21 @@ def test_repr_reads_nothing_while_a_step_is_captured():
     for _ in range(3):
         assert step(Tensor([1.0]).realize()).tolist() == [2.0]
     assert shown[0].endswith("[1.]>")
-    assert shown[1] == "<Tensor (1,) float32 on CPU>"
+    assert shown[1] == f"<Tensor (1,) float32 on {Device.DEFAULT}>"
     assert len(shown) == 2
 
 
 def test_repr_of_a_size_that_is_not_known():
     x = Tensor([1, 2, 3])[: Variable("n", 1, 3).bind(2)]
-    assert repr(x) == "<Tensor (n=2,) int32 on CPU>"
+    assert repr(x) == f"<Tensor (n=2,) int32 on {Device.DEFAULT}>"
+
+
+@pytest.mark.parametrize("shape", [(0,), (0, 3), (2, 0, 5), (7, 1, 0)])
+def test_nothing_has_every_shape_that_holds_nothing(shape):
+    x = Tensor.empty(0, 4).realize().reshape(4, 0).reshape(shape)
+    assert f"<Tensor {shape} float32" in repr(x)
+    assert layout(x.uop, split_view(x.uop)) is not None
+    assert x[..., :0].shape == (*shape[:-1], 0) and x.numpy().shape == shape
 
 
 # ---------------------------------------------------------------- copies and pickles
@@ -322,7 +330,7 @@ def test_a_number_of_many_elements_is_no_item():
         Tensor([]).item()
 
 
-POSITION = Variable("position", 0, 9)
+POSITION, STATE = Variable("position", 0, 9), Tensor(bytes(4), "CPU")
 
 
 def test_a_frame_is_a_node_that_no_device_computes():
@@ -339,21 +347,21 @@ def test_a_frame_is_a_node_that_no_device_computes():
 @pytest.mark.parametrize(
     "arguments, error, message",
     [
-        ((3, (4, 4), Tensor(bytes(4))), TypeError, "frame_pos is a bound Variable, got 3"),
-        ((POSITION, (4, 4), Tensor(bytes(4))), TypeError, "frame_pos is a bound Variable"),
-        ((POSITION.bind(1), (4, 4), Tensor([1.0])), TypeError, "are uint8, got dtypes.float32"),
-        ((POSITION.bind(1), (0, 4), Tensor(bytes(4))), ValueError, r"at least 1, got \(0, 4\)"),
-        ((POSITION.bind(1), (), Tensor(bytes(4))), ValueError, r"at least 1, got \(\)"),
+        ((3, (4, 4), STATE), TypeError, "frame_pos is a bound Variable, got 3"),
+        ((POSITION, (4, 4), STATE), TypeError, "frame_pos is a bound Variable"),
+        ((POSITION.bind(1), (4, 4), STATE.float()), TypeError, "are uint8, got dtypes.float32"),
+        ((POSITION.bind(1), (0, 4), STATE), ValueError, r"at least 1, got \(0, 4\)"),
+        ((POSITION.bind(1), (), STATE), ValueError, r"at least 1, got \(\)"),
         (
-            (POSITION.bind(1), (4, 4), Tensor(bytes(4)), [Tensor(bytes(4), "PYTHON")]),
+            (POSITION.bind(1), (4, 4), STATE, [Tensor(bytes(4), "PYTHON")]),
             ValueError,
             "one tensor is on CPU and one on PYTHON; move one",
         ),
     ],
 )
 def test_what_is_no_frame(arguments, error, message):
-    with Context(DEV="CPU"), pytest.raises(error, match=message):
-        Tensor(bytes(9)).decode_hevc_frame(*arguments)
+    with pytest.raises(error, match=message):
+        Tensor(bytes(9), "CPU").decode_hevc_frame(*arguments)
 
 
 def test_sizes_that_are_not_known_are_refused(tmp_path):

@@ -348,6 +348,8 @@ def strides_of(shape: Sequence[int]) -> list[int]:
 def _reshaped(dims: Sequence[Dim], shape: Sequence[int]) -> list[Dim] | None:
     """Dimensions of a reshape; None if neighbours are not evenly apart any more."""
     still = (0,) * len(dims[0][1]) if dims else (0,)
+    if 0 in shape:  # of nothing, neighbours are as far apart as one likes
+        return [(n, (s, *still[1:])) for n, s in zip(shape, strides_of(shape), strict=True)]
     left = [(n, s) for n, s in dims if n != 1]
     found: list[Dim] = []
     for size in reversed(shape):  # from the last dimension: a piece of what is left there
