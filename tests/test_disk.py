@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from tiny import Context, Device, Tensor, TinyJit, dtypes, nn
+from tiny.nn.state import safe_load
 from tiny.runtime.disk import DiskFile
 from tiny.uop.runtime import JitError
 
@@ -209,6 +210,33 @@ def test_a_folder_and_a_pipe_are_no_files(tmp_path):
         os.mkfifo(tmp_path / "pipe")
         with pytest.raises(OSError, match="is no regular file"):  # and does not wait for a writer
             Tensor(tmp_path / "pipe")
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no pipes by name")
+@pytest.mark.parametrize("writes", [False, True])
+def test_a_pipe_that_takes_the_name_is_no_file(tmp_path, monkeypatch, writes):
+    """Between the look at the name and the opening; neither waits for somebody."""
+    os.mkfifo(tmp_path / "pipe")
+    monkeypatch.setattr(Path, "is_file", lambda self: True)
+    with pytest.raises(OSError, match="is no regular file"):
+        if writes:
+            Tensor([1, 2], device=f"disk:{tmp_path}/pipe")
+        else:
+            Tensor(tmp_path / "pipe")
+
+
+def test_links_that_lead_nowhere(tmp_path):
+    (tmp_path / "a").symlink_to(tmp_path / "b")
+    (tmp_path / "b").symlink_to(tmp_path / "a")
+    for use in (Tensor, safe_load, lambda path: Tensor([1], device=f"disk:{path}")):
+        with pytest.raises(OSError, match="symbolic links"):
+            use(tmp_path / "a")
+    (tmp_path / "link").symlink_to(tmp_path / "made")
+    with pytest.raises(OSError, match=r"large|space|argument"):
+        on_disk(tmp_path / "link", 1 << 62)[:1].assign(1)
+    assert (tmp_path / "link").is_symlink() and not (tmp_path / "made").exists()
+    Tensor([1, 2], dtype="uint8", device=f"disk:{tmp_path}/link")
+    assert (tmp_path / "made").read_bytes() == b"\1\2"
 
 
 def test_a_file_that_is_cut_short_is_an_error_and_no_signal(tmp_path):
@@ -455,7 +483,7 @@ def test_a_step_that_reads_or_writes_a_file_is_not_captured(file):
 
     @TinyJit
     def reads(x):
-        return x + read[:2].to("CPU")
+        return x + read[:2].to(None)
 
     @TinyJit
     def writes(x):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 from pathlib import Path
 
 from tiny.codegen.program import LinearProgram
@@ -20,7 +21,8 @@ from tiny.uop.target import Target
 __all__ = ["DISKDevice", "DiskFile", "DiskMemory", "file_memory"]
 
 MOST_AT_ONCE = 1 << 30  # bytes in one call: systems stop at 2 GiB, some with an error
-_BINARY = getattr(os, "O_BINARY", 0)  # Windows would change the ends of lines
+# Windows would change the ends of lines; opening a pipe would wait
+_FLAGS = getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0)
 _NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS)
 _lock = make_lock(4)  # while a file is opened, or read where that moves a position; a fork waits
 _COMPUTES_NOTHING = 'a file computes nothing; move its tensors first, with .to("CPU") say'
@@ -37,8 +39,7 @@ class DiskFile:
     def __init__(self, path: str | os.PathLike[str], is_read_only: bool = False) -> None:
         self.path = Path(path).absolute()  # the folder of the process may change
         self.is_read_only = is_read_only
-        self._handle = -1
-        self._may_write = False
+        self._handle, self._may_write = -1, False
         if is_read_only:
             self._opened(for_writing=False)
 
@@ -62,10 +63,18 @@ class DiskFile:
         return self._handle
 
     def _open(self, for_writing: bool) -> None:
-        if self.path.exists() and not self.path.is_file():  # opening a pipe would wait
+        is_regular = self.path.is_file() or not self.path.exists()
+        if is_regular:
+            self._take_handle(for_writing)
+            # another one may have taken the name since
+            is_regular = stat.S_ISREG(os.fstat(self._handle).st_mode)
+        if not is_regular:
+            self._close()
             raise OSError(f"{self.path} is no regular file; a tensor is over the bytes of one")
+
+    def _take_handle(self, for_writing: bool) -> None:
         if not self.is_read_only:
-            flags = os.O_RDWR | (os.O_CREAT if for_writing else 0) | _BINARY
+            flags = os.O_RDWR | (os.O_CREAT if for_writing else 0) | _FLAGS
             try:
                 self._handle = os.open(self.path, flags, 0o666)
                 self._may_write = True
@@ -73,7 +82,7 @@ class DiskFile:
             except OSError as e:
                 if e.errno not in _NOT_WRITABLE:
                     raise
-        self._handle = os.open(self.path, os.O_RDONLY | _BINARY)
+        self._handle = os.open(self.path, os.O_RDONLY | _FLAGS)
 
     def read(self, into: memoryview, offset: int) -> None:
         """Fill memory with the bytes from `offset` on. OSError if the file has not as many."""
@@ -105,7 +114,7 @@ class DiskFile:
         except BaseException:
             if is_new:
                 self._close()
-                self.path.unlink(missing_ok=True)
+                self.path.resolve().unlink(missing_ok=True)  # what a link leads to, not the link
             elif before < size:
                 os.ftruncate(handle, before)
             raise
@@ -127,7 +136,7 @@ class DiskFile:
             return os.write(handle, data)
 
     def _close(self) -> None:
-        handle, self._handle = self._handle, -1
+        handle, self._handle, self._may_write = self._handle, -1, False
         if handle >= 0:
             os.close(handle)
 
