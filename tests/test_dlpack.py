@@ -2,6 +2,7 @@
 
 import ctypes
 import gc
+import sys
 import weakref
 
 import numpy as np
@@ -328,6 +329,23 @@ def test_arrays_of_other_devices_are_refused():
         Tensor.from_dlpack(Far())
 
 
+@pytest.mark.parametrize("versioned, at", [(False, 8), (True, 40)])
+def test_capsules_alone_of_other_devices_are_refused(versioned, at):
+    """What is there is not looked at, and its owner is let go once all the same."""
+    owner = Owner()
+    before = sys.getrefcount(owner)
+    capsule = give(owner, 64, (4,), (1,), 2, 32, versioned)
+    ctypes.pythonapi.PyCapsule_GetPointer.restype = ctypes.c_void_p
+    ctypes.pythonapi.PyCapsule_GetPointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
+    name = b"dltensor_versioned" if versioned else b"dltensor"
+    ctypes.c_int32.from_address(ctypes.pythonapi.PyCapsule_GetPointer(capsule, name) + at).value = 2
+    with pytest.raises(BufferError, match="on a device of DLPack's kind 2; move it to the host"):
+        Tensor.from_dlpack(capsule)
+    assert sys.getrefcount(owner) == before
+    del capsule
+    assert sys.getrefcount(owner) == before
+
+
 def test_dtypes_that_are_not_known_are_refused():
     with pytest.raises(BufferError, match="code 5 with 64 bits in 1 lanes is not known here"):
         Tensor.from_dlpack(np.zeros(3, np.complex64))
@@ -363,8 +381,6 @@ class Owner:
 @pytest.mark.parametrize("versioned", [False, True])
 @pytest.mark.parametrize("way", ["dropped", "taken", "taken by numpy"])
 def test_an_owner_is_let_go_exactly_once(versioned, way):
-    import sys
-
     memory = (ctypes.c_float * 4)(1, 2, 3, 4)
     owner = Owner()
     before = sys.getrefcount(owner)

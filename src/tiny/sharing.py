@@ -168,12 +168,7 @@ class SharingMixin(InterchangeMixin):
         [0.0, 5.0, 0.0]
         """
         if hasattr(x, "__dlpack__"):
-            kind = x.__dlpack_device__()[0]
-            if kind not in (1, 3, 11):  # of the host, some of it pinned for a device
-                raise BufferError(
-                    f"from_dlpack: the array is on a device of DLPack's kind {kind}; move it to "
-                    "the host first"
-                )
+            _check_host(x.__dlpack_device__()[0])
             try:
                 capsule = x.__dlpack__(max_version=(1, 0))
             except TypeError:  # from before there were versions
@@ -181,6 +176,7 @@ class SharingMixin(InterchangeMixin):
         else:
             capsule = x
         foreign = Foreign(capsule)
+        _check_host(foreign.device[0])  # a capsule alone says it only here
         code, bits, lanes = foreign.dtype
         dtype = _DLPACK_DTYPES.get((code, bits)) if lanes == 1 else None
         if dtype is None:
@@ -243,3 +239,12 @@ class SharingMixin(InterchangeMixin):
         memory = (ctypes.c_char * nbytes).from_address(ptr)
         place = runtime().canonicalize_device(device)
         return cls(runtime().from_memory(memory, sizes, to, place), requires_grad=requires_grad)
+
+
+def _check_host(kind: int) -> None:
+    """BufferError unless DLPack's kind of a device is one whose memory the host reads."""
+    if kind not in (1, 3, 11):  # some of it pinned for a device
+        raise BufferError(
+            f"from_dlpack: the array is on a device of DLPack's kind {kind}; move it to the host "
+            "first"
+        )
