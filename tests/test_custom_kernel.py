@@ -660,3 +660,83 @@ def test_elementwise_methods_are_there_for_elements():
     b = a.T
     expected = 1 / (1 + np.exp(-b)) + np.sqrt(np.maximum(b, 0)) - b**2
     np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "value, dtype, wanted",
+    [
+        (lambda i, k: UOp.const(2).cast(dtypes.float32), "float32", [2, 2, 2]),
+        (lambda i, k: UOp.const(2**40).cast(dtypes.int64), "int64", [2**40] * 3),
+        (lambda i, k: (i < 1).where(UOp.const(2), UOp.const(3)), "float16", [2, 3, 3]),
+        (lambda i, k: (i < 1).where(UOp.const(2), UOp.const(1.5)), "float32", [2, 1.5, 1.5]),
+        (lambda i, k: ((i < 1).where(2, 3) < 3).cast(dtypes.int32), "int32", [1, 0, 0]),
+        (lambda i, k: UOp.const(2) * UOp.const(3) + UOp.const(1.5), "float64", [7.5] * 3),
+        (lambda i, k: UOp.const(3.0).exp2(), "float32", [8, 8, 8]),
+        (lambda i, k: UOp.const(2).reduce(k), "float32", [8, 8, 8]),
+        (lambda i, k: UOp.const(1.5).reduce(k, arg=Ops.MAX), "float32", [1.5] * 3),
+    ],
+)
+def test_numbers_without_a_dtype_take_one(value, dtype, wanted):
+    def fill(C):
+        i, k = UOp.range(3, 0), UOp.range(4, 1)
+        return C[i].store(value(i, k)).end(i).sink()
+
+    (c,) = Tensor.zeros(3, dtype=dtype).contiguous().custom_kernel(fxn=fill)
+    assert c.tolist() == wanted
+
+
+def test_a_choice_brings_its_branches_to_one_dtype():
+    def choose(C, A, B):
+        i = UOp.range(3, 0)
+        return C[i].store((i < 1).where(A[i], B[i])).end(i).sink()
+
+    a, b = Tensor([1, 2, 3], dtype="int8"), Tensor([0.5, 1.5, 2.5])
+    assert Tensor.empty(3).custom_kernel(a, b, fxn=choose)[0].tolist() == [1, 1.5, 2.5]
+
+
+@pytest.mark.parametrize("device", ["CPU", "PYTHON"])
+def test_what_is_in_a_loop_that_is_ended_twice_is_there_twice(device):
+    def sums(C, D, A):
+        i, k = UOp.range(2, 0), UOp.range(3, 1)
+        total = A[i, k].reduce(k)  # a loop in each of the two loops over i
+        first = C[i].store(total).end(i)
+        return D.after(first)[i].store(C.after(first)[i] + total).end(i).sink()
+
+    def counts(C):
+        i, j = UOp.range(2, 0), UOp.range(3, 1)
+        once = C[0].store(C.after(i, j)[0] + 1).end(j)
+        return UOp.sink(once.end(i), C.after(once.end(i))[1].store(1), UOp.group(once).end(i, j))
+
+    c, d, a = on(device, np.zeros(2, np.float32), np.zeros(2, np.float32), A)
+    c, d, _ = c.custom_kernel(d, a, fxn=sums)
+    assert c.tolist() == [3, 12] and d.tolist() == [6, 24]
+    (t,) = on(device, np.zeros(2, np.float32))
+    assert t.custom_kernel(fxn=counts)[0].tolist() == [12, 1]
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+def test_what_is_not_read_once_simplified_is_no_argument(ordered):
+    def choose(C, A, B, D):
+        i = UOp.range(3, 0)
+        end = C[i].store((i < 9).where(B[i], A[i]) + D[i]).end(i)
+        return C.after(end)[0].store(0).sink() if ordered else end.sink()
+
+    x, y, z = Tensor([1.0, 2, 3]), Tensor([4.0, 5, 6]), Tensor([10.0, 20, 30])
+
+    def backward(gradient, kernel):
+        assert len(kernel.src) == 5
+        return None, None, gradient * 2, gradient * 3
+
+    c = Tensor.empty(3).custom_kernel(x, y, z, fxn=choose, grad_fxn=backward)[0]
+    dy, dz = c.sum().gradient(y, z)
+    assert c.tolist() == [0 if ordered else 14, 25, 36]
+    assert dy.tolist() == [2] * 3 and dz.tolist() == [3] * 3
+
+
+def test_memory_of_its_own_is_read_after_a_store():
+    def early(C):
+        own = UOp.placeholder((1,), C.dtype, 0, addrspace=AddrSpace.REG)
+        return UOp.sink(own[0].store(1.0), C[0].store(own[0]))
+
+    with pytest.raises(ValueError, match=r"memory of its own, of shape \(1,\), is read where"):
+        Tensor.empty(3).custom_kernel(fxn=early)

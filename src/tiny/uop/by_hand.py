@@ -18,7 +18,7 @@ from tiny._core.args import AxisType, KernelInfo, LocalArg, ParamArg, RangeArg, 
 from tiny._core.index import apply_movement
 from tiny._core.ops import Ops
 from tiny._core.symbolic import simplify
-from tiny.dtype import dtypes
+from tiny.dtype import dtypes, least_upper_dtype, strong_dtype
 from tiny.uop.bounds import check_accesses
 from tiny.uop.ops import GroupOp, UOp
 from tiny.uop.spec import SpecError, is_integral
@@ -64,6 +64,7 @@ def read_kernel(sink: UOp, placeholders: Sequence[UOp]) -> HandKernel:
     effects = reader.read(sink)
     body = UOp(Ops.GROUP, dtypes.void, effects)
     nodes = body.postorder()
+    _check_own_memory(reader, nodes)
     stored = {address_of(n).src[0] for n in nodes if n.op is Ops.STORE}
     written = [k for k, p in enumerate(placeholders) if p in stored]
     if not written and reader.has_empty_loops:
@@ -83,7 +84,19 @@ def read_kernel(sink: UOp, placeholders: Sequence[UOp]) -> HandKernel:
     scheduled = _as_scheduled(body, info, len(written))
     kernel = _as_written(body, info) if scheduled is None else scheduled
     check_accesses(kernel, set(range(len(written))))
+    kernel, arguments = _without_unused(kernel, arguments)
     return HandKernel(kernel, arguments, len(written), tuple(reader.binds))
+
+
+def _without_unused(kernel: UOp, arguments: tuple[int, ...]) -> tuple[UOp, tuple[int, ...]]:
+    """A kernel and its arguments, without those that it does not read once it is simplified."""
+    params = sorted(
+        (n for n in kernel.postorder() if n.op is Ops.PARAM), key=lambda n: int(n.arg.slot)
+    )
+    if len(params) == len(arguments):
+        return kernel, arguments
+    names = {p: p.replace(arg=ParamArg(k, p.arg.shape)) for k, p in enumerate(params)}
+    return kernel.substitute(names, walk=True), tuple([arguments[p.arg.slot] for p in params])
 
 
 class _Reader:
@@ -150,7 +163,7 @@ class _Reader:
         if op is Ops.LOAD:
             return self._load(src)
         if op is Ops.STORE:
-            return self._store(src)
+            return self._store(node, src)
         if op is Ops.AFTER:
             return self._after(src)
         if op is Ops.END:
@@ -158,12 +171,12 @@ class _Reader:
         if op is Ops.REDUCE:
             return self._reduce(node, src)
         if op in GroupOp.Elementwise:
-            src = tuple([self._value(s) for s in src])
+            return _typed(node, tuple([self._value(s) for s in src]))
         return node if src == node.src else node.replace(src=src)
 
     def _range(self, node: UOp, src: tuple[UOp, ...]) -> UOp:
         kind = AxisType.REDUCE if node.arg.kind is AxisType.REDUCE else AxisType.LOOP
-        size = src[0].cast(dtypes.index)
+        size = src[0]._to(dtypes.index)
         if size.op is Ops.CONST and size.arg == 1:
             return UOp.const(0, dtypes.index)
         return UOp(Ops.RANGE, dtypes.index, (size,), RangeArg(node.arg.axis, kind))
@@ -232,7 +245,7 @@ class _Reader:
         gate = _all([*element.src[1 + rank :], *gates])
         return element.replace(src=(*element.src[: 1 + rank], gate))
 
-    def _store(self, src: tuple[UOp, ...]) -> UOp:
+    def _store(self, node: UOp, src: tuple[UOp, ...]) -> UOp:
         address, value, *gates = src
         if address.op not in (Ops.INDEX, Ops.AFTER) or address.shape != ():
             raise self.refuse(
@@ -240,7 +253,7 @@ class _Reader:
                 f"{address.shape}; index every dimension: C[i, j].store(value)"
             )
         value = self._value(value)
-        if value.dtype in dtypes.weaks or value.dtype is dtypes.index:
+        if node.src[1].dtype in dtypes.weaks or value.dtype is dtypes.index:
             value = value._to(address.dtype)
         if value.dtype is not address.dtype:
             raise TypeError(
@@ -286,6 +299,7 @@ class _Reader:
 
     def _reduce(self, node: UOp, src: tuple[UOp, ...]) -> UOp:
         value, ranges = self._value(src[0]), [r for r in src[1:] if r.op is not Ops.CONST]
+        value = value._to(strong_dtype(value.dtype))
         op = node.arg.op
         if node.arg.axes or any(r.op is not Ops.RANGE for r in ranges):
             raise self.refuse("reduce: values are reduced over loops, UOp.range(…)")
@@ -295,6 +309,30 @@ class _Reader:
         if not ranges:
             return value
         return UOp(Ops.REDUCE, value.dtype, (value, *ranges), ReduceArg(op, ()))
+
+
+def _typed(node: UOp, src: tuple[UOp, ...]) -> UOp:
+    """An elementwise node over these operands. Numbers without a dtype get that of the others.
+
+    Among themselves they stay numbers if the result is one, or get the default of their kind.
+    """
+    op, first = node.op, int(node.op is Ops.WHERE)
+    kinds = [s.dtype for s in src[first:]]
+    if not any(kind in dtypes.weaks for kind in (node.dtype, *kinds)):
+        return node if src == node.src else node.replace(src=src)
+    if all(s.op is Ops.CONST for s in src):
+        number = simplify(node.replace(src=src))
+        if number.op is Ops.CONST and number.dtype in dtypes.weaks:
+            return number
+    if op in (Ops.CAST, Ops.BITCAST):
+        x, to = src[0], strong_dtype(node.dtype)
+        # an integer may be too large for the default, and a fraction too fine
+        is_held = x.dtype is dtypes.weakint or dtypes.is_float(to)
+        x = x._to(to if is_held and op is Ops.CAST else strong_dtype(x.dtype))
+        return x if x.dtype is to else UOp(op, to, (x,))
+    dtype = strong_dtype(least_upper_dtype(*kinds))
+    operands = (*src[:first], *[s._to(dtype) for s in src[first:]])
+    return UOp(op, dtypes.bool if op in GroupOp.Comparison else dtype, operands, node.arg)
 
 
 def _is_empty(r: UOp) -> bool:
@@ -326,6 +364,17 @@ def _check_ended(reader: _Reader, effects: Sequence[UOp]) -> None:
                 raise reader.refuse(
                     f"loop {r.arg.axis} is not ended; end it after the last store in it: "
                     ".store(…).end(i)"
+                )
+
+
+def _check_own_memory(reader: _Reader, nodes: Sequence[UOp]) -> None:
+    """ValueError if memory of the kernel's own is read as it is before the kernel."""
+    for node in nodes:
+        for x in node.src[int(node.op in (Ops.STORE, Ops.AFTER)) :]:
+            if x.op is Ops.INDEX and x.src[0].op is Ops.DEFINE_LOCAL:
+                raise reader.refuse(
+                    f"memory of its own, of shape {x.src[0].shape}, is read where nothing is known "
+                    "to be written; read it after the store: memory.after(store)[i]"
                 )
 
 
@@ -410,52 +459,45 @@ def _as_written(body: UOp, info: KernelInfo) -> UOp:
 
 
 def _ended_once(body: UOp) -> UOp:
-    """The kernel with a loop of its own for each END and REDUCE: users may end one loop twice."""
-    fresh = itertools.count(-1, -1)
-    ended: set[UOp] = set()
-    new: dict[UOp, UOp] = {}
+    """The kernel with loops of its own for each END and REDUCE: users may end one loop twice.
+
+    What is inside of a loop that is ended twice is there twice, and so are the loops in it.
+    """
     inside: dict[UOp, frozenset[UOp]] = {}  # the loops that are open
-
-    def note(node: UOp) -> UOp:
-        if node not in inside:
-            loops = frozenset().union(*[inside[s] for s in node.src])
-            if node.op is Ops.RANGE:
-                loops |= {node}
-            elif node.op in (Ops.END, Ops.REDUCE):
-                loops -= set(node.src[1:])
-            inside[node] = loops
-        return node
-
-    def renamed(end: UOp, names: dict[UOp, UOp]) -> UOp:
-        """What ends loops, over others: what is not inside of them stays as it is."""
-        done: dict[UOp, UOp] = {r: note(name) for r, name in names.items()}
-        stack = [end]
-        while stack:
-            node = stack[-1]
-            if node in done:
-                stack.pop()
-                continue
-            if node is not end and inside[node].isdisjoint(names):
-                done[node] = node
-                continue
-            waiting = [s for s in node.src if s not in done]
-            if waiting:
-                stack += waiting
-                continue
-            done[node] = note(node.replace(src=tuple([done[s] for s in node.src])))
-        return done[end]
-
     for node in body.postorder():
-        src = tuple([new[s] for s in node.src])
-        now = note(node if src == node.src else node.replace(src=src))
+        loops = frozenset().union(*[inside[s] for s in node.src])
+        if node.op is Ops.RANGE:
+            loops |= {node}
+        elif node.op in (Ops.END, Ops.REDUCE):
+            loops -= set(node.src[1:])
+        inside[node] = loops
+    fresh = itertools.count(-1, -1)
+    # nodes by what they were, and the names of the loops that they are inside of
+    Key = tuple[UOp, frozenset[tuple[UOp, UOp]]]
+    done: dict[Key, UOp] = {}
+    scopes: dict[Key, frozenset[tuple[UOp, UOp]]] = {}  # names below what ends loops
+    root: Key = (body, frozenset())
+    stack = [root]
+    while stack:
+        key = stack[-1]
+        node, names = key
+        if node.op is Ops.RANGE:
+            done[key] = dict(names)[node]
+        if key in done:
+            stack.pop()
+            continue
         if node.op in (Ops.END, Ops.REDUCE):
-            again = [r for r in now.src[1:] if r in ended]
-            if again:
-                kinds = {r: RangeArg(next(fresh), r.arg.kind) for r in again}
-                now = renamed(now, {r: r.replace(arg=arg) for r, arg in kinds.items()})
-            ended.update(now.src[1:])
-        new[node] = now
-    return new[body]
+            if key not in scopes:
+                own = [(r, r.replace(arg=RangeArg(next(fresh), r.arg.kind))) for r in node.src[1:]]
+                scopes[key] = frozenset([*own, *[n for n in names if n[0] not in node.src[1:]]])
+            names = scopes[key]
+        below = [(s, frozenset([n for n in names if n[0] in inside[s]])) for s in node.src]
+        waiting = [k for k in below if k not in done]
+        if waiting:
+            stack += waiting
+        else:
+            done[key] = node.replace(src=tuple([done[k] for k in below])) if below else node
+    return done[root]
 
 
 def _placed(body: UOp) -> UOp:

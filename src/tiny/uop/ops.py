@@ -338,12 +338,15 @@ class UOp(Node, ActivationsMixin):  # Node first: its operators are native
         return self if dtype is self.dtype else UOp(Ops.BITCAST, dtype, (self,))
 
     def where(self, x: Any, y: Any) -> UOp:
-        """x where this is true, y elsewhere."""
+        """x where this is true, y elsewhere, brought to one dtype."""
         like = x if isinstance(x, UOp) else y
         if not isinstance(like, UOp):
             like = UOp.const(x)
         a = x if isinstance(x, UOp) else like.const_like(x)
         b = y if isinstance(y, UOp) else like.const_like(y)
+        if a.dtype is not b.dtype:
+            dtype = least_upper_dtype(a.dtype, b.dtype)
+            a, b = a._to(dtype), b._to(dtype)
         return UOp(Ops.WHERE, a.dtype, (self, a, b))
 
     def eq(self, x: Any) -> UOp:
