@@ -4,6 +4,7 @@ import gzip
 import hashlib
 import http.server
 import io
+import multiprocessing
 import os
 import re
 import threading
@@ -169,6 +170,125 @@ def test_a_server_that_is_silent_is_given_up(cache, monkeypatch):
         assert time.perf_counter() - start < 5
 
 
+# ---------------------------------------------------------------- servers that do as they like
+
+
+@pytest.fixture
+def raw():
+    """Serves `.answers`, byte for byte, one after another; `.asked` are the ranges asked for."""
+
+    class Raw(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            httpd.asked.append(self.headers.get("Range"))
+            self.wfile.write(httpd.answers.pop(0))
+            self.close_connection = True
+
+        def log_message(self, *args):
+            """Nothing."""
+
+    httpd = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Raw)
+    httpd.answers, httpd.asked = [], []
+    httpd.url = f"http://127.0.0.1:{httpd.server_port}/file"
+    thread = threading.Thread(target=httpd.serve_forever)
+    thread.start()
+    yield httpd
+    httpd.shutdown()
+    thread.join()
+    httpd.server_close()
+
+
+def answer(body, *headers, status="200 OK"):
+    return "\r\n".join([f"HTTP/1.1 {status}", *headers, "", ""]).encode() + body
+
+
+def part(body, content_range, *headers):
+    length = f"Content-Length: {len(body)}"
+    return answer(
+        body, f"Content-Range: bytes {content_range}", length, *headers, status="206 Part"
+    )
+
+
+WHOLE = answer(b"0123456789", "Content-Length: 10", 'ETag: "1"')
+BROKEN = answer(b"0123", "Content-Length: 10", 'ETag: "1"')
+OTHER = answer(b"abcdefghij", "Content-Length: 10", 'ETag: "2"')
+
+
+@pytest.mark.parametrize(
+    "answers, expected, asked",
+    [
+        # a part that begins elsewhere
+        ([BROKEN, part(b"56789", "5-9/10"), WHOLE], b"0123456789", ["bytes=4-", None]),
+        ([BROKEN, part(b"0123", "0-3/10"), WHOLE], b"0123456789", ["bytes=4-", None]),
+        ([BROKEN, answer(b"456789", status="206 Part"), WHOLE], b"0123456789", ["bytes=4-", None]),
+        # a part of what is another file by now
+        (
+            [BROKEN, part(b"efghij", "4-9/10", 'ETag: "2"'), OTHER],
+            b"abcdefghij",
+            ["bytes=4-", None],
+        ),
+        # a part that is shorter than what was asked for, and says so
+        (
+            [BROKEN, part(b"45", "4-5/10"), part(b"6789", "6-9/10")],
+            b"0123456789",
+            ["bytes=4-", "bytes=6-"],
+        ),
+        # a part that goes on after the end of the file
+        ([BROKEN, part(b"456789xyz", "4-12/10")], b"0123456789", ["bytes=4-"]),
+        # more than was said
+        ([answer(b"0123456789xyz", "Content-Length: 10")], b"0123456789", []),
+        # pieces, of which some do not come
+        (
+            [
+                answer(b"4\r\n0123\r\n", "Transfer-Encoding: chunked", 'ETag: "1"'),
+                WHOLE,
+            ],
+            b"0123456789",
+            [None],
+        ),
+    ],
+)
+def test_no_answer_makes_a_wrong_file(raw, cache, answers, expected, asked):
+    raw.answers = list(answers)
+    for _ in range(2):  # some of them end a call
+        try:
+            assert fetch(raw.url, name="x").read_bytes() == expected
+            break
+        except OSError as e:
+            assert "could not download" in str(e)
+            assert not (cache / "downloads" / "x").exists()
+    assert raw.asked == [None, *asked]
+    assert files_in(cache) == ["x"]
+
+
+@pytest.mark.parametrize(
+    "bad, message",
+    [
+        (part(b"0123", "0-3/10"), "sent a part of it where the whole was asked for"),
+        (b"nonsense\r\n\r\n", "nonsense"),
+        (answer(b"", status="999 " + "x" * 70_000), "status line"),
+        (answer(b"zz\r\n0123\r\n", "Transfer-Encoding: chunked"), "IncompleteRead"),
+        (answer(b"", status="404 Not Found"), "Not Found"),
+        (answer(b"", "Location: file:///etc/passwd", status="302 Found"), "not allowed"),
+    ],
+)
+def test_answers_that_are_none_are_one_kind_of_error(raw, cache, bad, message):
+    raw.answers = [bad] * 3
+    with pytest.raises(OSError, match=rf"fetch: could not download .*{message}"):
+        fetch(raw.url, name="x")
+    assert files_in(cache) == []
+
+
+def test_a_tag_that_can_not_be_sent_back_is_none(raw, cache):
+    folded = 'ETag: "1\r\n 2"'
+    for tag in (folded, 'ETag: "\x01"', 'ETag: "\xe9"'):
+        raw.answers = [answer(b"0123", "Content-Length: 10", tag), WHOLE]
+        with pytest.raises(OSError, match="6 bytes early"):
+            fetch(raw.url, name="x")
+        assert files_in(cache) == []
+        fetch(raw.url, name="x").unlink()
+    assert raw.asked == [None] * 6
+
+
 # ---------------------------------------------------------------- whole or not there
 
 
@@ -185,7 +305,21 @@ def test_the_digest_is_of_what_was_unpacked(server, cache):
     assert fetch(server.url, gunzip=True, sha256=digest).read_bytes() == DATA
 
 
-@pytest.mark.parametrize("bad", [DATA, gzip.compress(DATA)[:-9], b"\x1f\x8b" + bytes(50)])
+PACKED = gzip.compress(DATA)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        DATA,
+        PACKED[:-9],
+        b"\x1f\x8b" + bytes(50),
+        PACKED[:10] + b"\xff" * 50,  # no code of that kind
+        PACKED[:-8] + bytes(8),  # another checksum
+        PACKED + b"more",
+        b"",
+    ],
+)
 def test_what_can_not_be_unpacked(server, cache, bad):
     server.data = bad
     with pytest.raises(OSError, match="could not be unpacked"):
@@ -213,6 +347,23 @@ def test_two_who_want_one_file_do_not_meet(server, cache):
     for thread in threads:
         thread.join()
     assert results == [DATA] * 4
+    assert files_in(cache) == ["x"]
+
+
+def _fetched(url, results):
+    results.put(fetch(url, name="x").read_bytes())
+
+
+def test_two_processes_that_want_one_file_do_not_meet(server, cache):
+    server.breaks = 2
+    context = multiprocessing.get_context("spawn")
+    results = context.Queue()
+    processes = [context.Process(target=_fetched, args=(server.url, results)) for _ in range(2)]
+    for process in processes:
+        process.start()
+    assert [results.get(timeout=60) for _ in processes] == [DATA] * 2
+    for process in processes:
+        process.join()
     assert files_in(cache) == ["x"]
 
 

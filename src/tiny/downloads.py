@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import gzip
 import hashlib
+import http.client
 import os
 import shutil
 import tempfile
 import threading
 import urllib.error
 import urllib.request
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any, Protocol
@@ -68,7 +70,7 @@ def download(
     with _part_of(target) as part:
         try:
             _complete(url, headers, part, make_bar)
-        except (OSError, EOFError) as e:
+        except (OSError, EOFError, http.client.HTTPException) as e:
             reason = getattr(e, "reason", e)
             raise OSError(
                 f"fetch: could not download {url} ({reason}); "
@@ -78,9 +80,11 @@ def download(
         if gunzip:
             data = part / "unpacked"
             try:
+                if not (part / "data").stat().st_size:
+                    raise EOFError("it is empty")  # of which gzip would make an empty file
                 with gzip.open(part / "data") as source, data.open("wb") as out:
                     shutil.copyfileobj(source, out, CHUNK)
-            except (OSError, EOFError) as e:  # a damaged file, or a disk that is full
+            except (OSError, EOFError, zlib.error) as e:  # a damaged file, or a disk that is full
                 (part / "data").unlink()
                 raise OSError(f"fetch: what is at {url} could not be unpacked ({e})") from e
         if sha256 is not None and (found := digest_of(data)) != sha256.lower():
@@ -129,7 +133,7 @@ def _complete(
         try:
             _go_on(url, headers, part, make_bar)
             return
-        except (TimeoutError, ConnectionError, ShortError):
+        except (TimeoutError, ConnectionError, ShortError, http.client.IncompleteRead):
             tries -= 1
             after = data.stat().st_size if data.exists() else 0
             if not tries or after <= before or not (part / "tag").exists():
@@ -146,36 +150,42 @@ def _go_on(
     """One request: for what is missing, if something is there, else for the whole."""
     data, tag = part / "data", part / "tag"
     there = data.stat().st_size if data.exists() and tag.exists() else 0
+    known = tag.read_text() if there else ""
     asked = {"User-Agent": "tiny", **headers}
     if there:
         # the whole comes if it is another file by now
-        asked |= {"Range": f"bytes={there}-", "If-Range": tag.read_text()}
+        asked |= {"Range": f"bytes={there}-", "If-Range": known}
     try:
         response = urllib.request.urlopen(
             urllib.request.Request(url, headers=asked), timeout=TIMEOUT
         )
     except urllib.error.HTTPError as e:
-        if not there or e.code != 416:  # nothing follows what is there: it is not of this file
+        if not there or e.code != 416:
             raise
-        data.unlink()
-        _go_on(url, headers, part, make_bar)
-        return
-    with response:
-        if there and not _continues(response, there):
-            there = 0
-        _note_tag(response, tag)
-        left = getattr(response, "length", None)
-        if left is None and (length := response.headers.get("Content-Length")):
-            left = int(length)
-        with data.open("ab" if there else "wb") as out:
-            _copy(response, out, left, make_bar(None if left is None else there + left), there)
+        e.close()  # nothing follows what is there: it is not of this file
+    else:
+        with response:
+            is_part = getattr(response, "status", None) == 206
+            if not is_part:
+                there = 0
+                _note_tag(response, tag)
+            if not is_part or _follows(response, there, known):
+                left = _left(response, there)
+                with data.open("ab" if there else "wb") as out:
+                    bar = make_bar(None if left is None else there + left)
+                    _copy(response, out, left, bar, there)
+                return
+        if not there:
+            raise OSError("the server sent a part of it where the whole was asked for")
+    data.unlink()
+    _go_on(url, headers, part, make_bar)
 
 
 def _copy(source: IO[bytes], out: IO[bytes], left: int | None, bar: Bar, there: int) -> None:
-    """Copy `left` bytes, or all until the end if that is not known."""
+    """Copy `left` bytes and no more, or all until the end if that is not known."""
     try:
         bar.update(there)
-        while piece := source.read(CHUNK):
+        while piece := source.read(CHUNK if left is None else min(CHUNK, left)):
             out.write(piece)
             bar.update(len(piece))
             left = None if left is None else left - len(piece)
@@ -185,18 +195,33 @@ def _copy(source: IO[bytes], out: IO[bytes], left: int | None, bar: Bar, there: 
         raise ShortError(f"the connection ended {left} bytes early")
 
 
-def _continues(response: Any, there: int) -> bool:
-    """Whether a response is what follows the bytes that are there."""
-    content_range = response.headers.get("Content-Range", "")
-    return response.status == 206 and content_range.startswith(f"bytes {there}-")
+def _follows(response: Any, there: int, known: str) -> bool:
+    """Whether a part is what follows the bytes that are there, of the same state of the file."""
+    begin = response.headers.get("Content-Range", "").startswith(f"bytes {there}-")
+    return bool(there) and begin and _tag_of(response) in ("", known)
+
+
+def _left(response: Any, there: int) -> int | None:
+    """How many bytes are missing, as a response says; a part may be shorter than that."""
+    total = response.headers.get("Content-Range", "").rpartition("/")[2]
+    if there and total.isdecimal():
+        return max(int(total) - there, 0)
+    length = response.headers.get("Content-Length", "")
+    return int(length) if length.isdecimal() else None
+
+
+def _tag_of(response: Any) -> str:
+    """What tells this state of the file from others, or nothing."""
+    etag, date = response.headers.get("ETag", ""), response.headers.get("Last-Modified", "")
+    found: str = etag if etag and not etag.startswith("W/") else date
+    is_sent = response.url.startswith(("http:", "https:"))
+    # what is not of one line, or no plain text, can not be sent back
+    return found if is_sent and found.isascii() and found.isprintable() else ""
 
 
 def _note_tag(response: Any, tag: Path) -> None:
     """Keep what tells this state of the file from others; without it there is no going on."""
-    etag, date = response.headers.get("ETag", ""), response.headers.get("Last-Modified", "")
-    found = etag if etag and not etag.startswith("W/") else date
-    is_http = response.url.startswith(("http:", "https:"))
-    if found and is_http:
+    if found := _tag_of(response):
         tag.write_text(found)
     else:
         tag.unlink(missing_ok=True)
