@@ -426,6 +426,11 @@ X, I, V = Tensor([[1.0, 2.0], [3.0, 4.0]]), Tensor([[0, 1]]), Tensor([[5.0, 6.0]
         (lambda: X.scatter(0, I, V[:, :1]), ValueError, r"\(1, 2\).*values \(1, 1\)"),
         (lambda: X.scatter_reduce(0, I, V, "max"), ValueError, '"amax" or "amin", got \'max\''),
         (lambda: X.masked_select(I), TypeError, "of bool, got dtypes.int32"),
+        (
+            lambda: X.masked_select(Tensor([True] * 5)),
+            ValueError,
+            r"masked_select: the shapes \(.*\) and \(5,\) do not broadcast",
+        ),
         (lambda: X.masked_select(X > 0, size=-1), ValueError, "at least 0, got -1"),
         (lambda: X.nonzero(size=-2), ValueError, "nonzero: a size"),
         (lambda: I.one_hot(-1), ValueError, "at least 0 classes"),

@@ -99,6 +99,26 @@ def test_the_first_ones_are_those_of_a_sort(x, largest, data):
 # ---------------------------------------------------------------- methods and lengths
 
 
+@pytest.mark.parametrize("size", [1, 10, 100, 1000])
+def test_places_are_where_the_values_are(size, method):
+    x = drawn((2, size), "float32")
+    values, places = Tensor(x, device="CPU:1").sort()
+    assert values.device == places.device == "CPU:1"
+    np.testing.assert_array_equal(places.numpy(), stable_order(x))
+    first = Tensor(x, device="CPU:1").topk(max(size // 2, 1))[1]
+    assert first.device == "CPU:1"
+    order = stable_order(x, descending=True)[:, : max(size // 2, 1)]
+    np.testing.assert_array_equal(first.numpy(), order)
+
+
+def test_a_sort_that_nobody_reads_is_not_computed(method):
+    pending = Tensor(drawn((2, 100), "float32")).sort()
+    before = GlobalCounters.kernel_count
+    (Tensor([1, 2]) + 1).realize()
+    assert GlobalCounters.kernel_count == before + 1
+    assert pending[1].shape == (2, 100)
+
+
 @pytest.fixture(params=["ranks", "digits"])
 def method(request, monkeypatch):
     """Each way to sort, whatever it costs."""

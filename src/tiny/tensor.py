@@ -10,7 +10,7 @@ from tiny._core.build import binary, select
 from tiny.dtype import DType, DTypeLike, dtypes, strong_dtype, to_dtype
 from tiny.gradient import Writer, compute_gradient
 from tiny.hashing import HashingMixin
-from tiny.helpers import GlobalCounters, prod
+from tiny.helpers import GlobalCounters
 from tiny.interchange import opened_file
 from tiny.mixin.sizes import product
 from tiny.older import Function, OlderMixin, TensorType
@@ -524,18 +524,6 @@ class Tensor(OlderMixin, HashingMixin, metaclass=TensorType):
             return result
 
         return [total(t) for t in targets]
-
-    def _placed(self, places: Self, shape: tuple[int, ...], over: Self | None = None) -> Self:
-        """Memory of a shape with each element at its place in the flat whole.
-
-        What is out of range goes nowhere; where nothing went the contents are not defined. The
-        memory is new, or that of `over`, a result of this that has the shape and is done with.
-        """
-        if over is None:
-            over = self.empty(prod(shape), dtype=self.dtype, device=self.device)
-        memory = over.flatten()
-        memory._write(self.flatten().uop, [places.flatten().uop])
-        return memory.reshape(shape)
 
     @in_turn
     def backward(self, gradient: Tensor | None = None) -> Self:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from tiny.dtype import dtypes, sum_acc_dtype
 from tiny.interchange import InterchangeMixin
+from tiny.mixin.movement import broadcast_shape
 from tiny.mixin.sizes import is_at_most, product
 from tiny.storage import in_turn
 from tiny.uop.ops import Ops, UOp
@@ -124,11 +125,26 @@ class WritingMixin(InterchangeMixin):
         A value replaces what is there, or is combined with it by an operation.
         """
         memory = self.empty(self.shape, dtype=self.dtype, device=self._device_of(*writes))
-        memory._write(self.uop)
+        return memory._made_of((self, (), None), *writes)
+
+    @in_turn
+    def _placed(self, places: Self, shape: tuple[int, ...], over: Self | None = None) -> Self:
+        """Memory of a shape with each element at its place in the flat whole.
+
+        What is out of range goes nowhere; where nothing went the contents are not defined. The
+        memory is new, or that of `over`, a result of this that has the shape and is done with.
+        """
+        write = (self.flatten(), [places.flatten()], None)
+        if over is None:
+            over = self.empty(product(shape), dtype=self.dtype, device=self._device_of(write))
+        return over.flatten()._made_of(write).reshape(shape)
+
+    def _made_of(self, *writes: tuple[Self, Sequence[Self], Ops | None]) -> Self:
+        """This, memory that nobody else knows, with values written to it one after the other."""
         for value, places, reduction in writes:
-            memory._write(value.uop, [p.uop for p in places], reduction)
-        memory._storage.is_written = False  # it was made: only who reads it computes it
-        return memory
+            self._write(value.uop, [p.uop for p in places], reduction)
+        self._storage.is_written = False  # it was made: only who reads it computes it
+        return self
 
     def _device_of(self, *writes: tuple[Self, Sequence[Self], Ops | None]) -> str | None:
         """Where the first is that is anywhere. ValueError if that is a file."""
@@ -303,9 +319,9 @@ class WritingMixin(InterchangeMixin):
     def masked_select(self, mask: Self, size: int | None = None, fill_value: Any = 0) -> Self:
         """The elements where a mask is true, in order, in one dimension.
 
-        The mask broadcasts to this shape. Without a `size` the count is found first, by computing
-        it; a captured step can not do that. With one there are so many: what is left out is not
-        there, and what is missing is `fill_value`.
+        The mask and this broadcast to one shape; ValueError if they do not. Without a `size` the
+        count is found first, by computing it; a captured step can not do that. With one there are
+        so many: what is left out is not there, and what is missing is `fill_value`.
 
         >>> x = Tensor([1, 2, 3, 4])
         >>> x.masked_select(x > 2).tolist()
@@ -315,8 +331,9 @@ class WritingMixin(InterchangeMixin):
         """
         if mask.dtype is not dtypes.bool:
             raise TypeError(f"masked_select: a mask is of bool, got {mask.dtype}; compare it")
-        at = mask._broadcast_to(self.shape)._true_places("masked_select", size)
-        found = self.flatten()._at([at])
+        shape = broadcast_shape("masked_select", self.shape, mask.shape)
+        at = mask._broadcast_to(shape)._true_places("masked_select", size)
+        found = self._broadcast_to(shape).flatten()._at([at])
         if size is None:
             return found
         fill = found._scalar(fill_value, found.dtype)

@@ -312,6 +312,13 @@ CASES += [
     ),
     Case(
         "masked_select",
+        lambda x, m: x.masked_select(m),
+        lambda x, m: torch.masked_select(x, m),
+        [array(5), bools(3, 1)],
+        label="of a wider mask",
+    ),
+    Case(
+        "masked_select",
         lambda x, m: (x.masked_select(m, size=9, fill_value=-3), x.masked_select(m, size=2)),
         lambda x, m: (np.concatenate([x[m], np.full(9 - m.sum(), -3.0)]), x[m][:2]),
         [array(2, 5), bools(2, 5)],

@@ -46,7 +46,7 @@ class SortMixin(ProcessingMixin):
     if TYPE_CHECKING:
 
         def _placed(self, places: Self, shape: tuple[int, ...], over: Self | None = None) -> Self:
-            """Memory of a shape with each element at its place in the flat whole; in Tensor."""
+            """Memory of a shape with each element at its place; in WritingMixin."""
 
     def sort(self, dim: int = -1, descending: bool = False) -> tuple[Self, Self]:
         """The elements in order along a dimension, and the places they are from (int32).
