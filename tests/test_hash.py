@@ -101,6 +101,9 @@ def test_hashes_in_a_captured_step():
         ((137, 6), r"a block is a multiple of 8 below 200 bytes, .* got \(137, 6\)"),
         ((200, 6), "below 200 bytes"),
         ((136, 0), "a byte from 1 to 127"),
+        ((136,), r"got \(136,\)"),
+        ((136.0, 6), r"got \(136\.0, 6\)"),
+        (5, "got 5"),
     ],
 )
 def test_what_is_no_hash(cfg, message):

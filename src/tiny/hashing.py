@@ -292,7 +292,8 @@ def _configuration(cfg: str | tuple[int, int]) -> tuple[int, int]:
                 "the bytes of a block and the byte that ends a message"
             )
         return CONFIGURATIONS[cfg]
-    rate, end = cfg
+    is_pair = isinstance(cfg, tuple | list) and len(cfg) == 2 and all(type(n) is int for n in cfg)
+    rate, end = cfg if is_pair else (0, 0)
     if not (0 < rate < 8 * LANES and rate % 8 == 0 and 0 < end < 0x80):
         raise ValueError(
             f"keccak: a block is a multiple of 8 below 200 bytes, ended by a byte from 1 to 127, "
