@@ -505,6 +505,12 @@ def test_addresses_that_are_refused(ptr, device, message):
         Tensor.from_blob(ptr, (2,), device=device)
 
 
+@pytest.mark.parametrize("ptr, sizes", [(64, (1 << 62, 4)), (1 << 63, (2,)), (2**63 - 8, (3,))])
+def test_memory_that_no_address_reaches_is_refused(ptr, sizes):
+    with pytest.raises(ValueError, match=r"from_blob: no memory at 0x\w+ has the \d+ bytes of"):
+        Tensor.from_blob(ptr, sizes)
+
+
 def test_an_address_takes_part_in_captured_steps():
     a = np.zeros(3, np.float32)
     t = Tensor.from_blob(a.ctypes.data, (3,))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import sys
 from typing import TYPE_CHECKING, Any, Self
 
 from tiny._core.dlpack import Foreign, give
@@ -231,6 +232,8 @@ class SharingMixin(InterchangeMixin):
             raise ValueError(f"from_blob: sizes are ints, got {sizes}; cut the tensor afterwards")
         if not nbytes:
             return cls.empty(*sizes, dtype=to, device=device, requires_grad=requires_grad)
+        if nbytes > sys.maxsize - max(ptr, 0):
+            raise ValueError(f"from_blob: no memory at {ptr:#x} has the {nbytes} bytes of {sizes}")
         if ptr <= 0 or ptr % to.itemsize:
             raise ValueError(
                 f"from_blob: {ptr:#x} is no address of elements of {to}; it is a multiple of "
