@@ -90,6 +90,30 @@ def test_nothing_has_every_shape_that_holds_nothing(shape):
     assert x[..., :0].shape == (*shape[:-1], 0) and x.numpy().shape == shape
 
 
+# ---------------------------------------------------------------- memory to look at
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "bool", "float16"])
+@pytest.mark.parametrize("make", [lambda x: x, lambda x: x.T, lambda x: x[:0], lambda x: x[0, 0]])
+def test_data_is_to_be_read_only(make, dtype):
+    """Equal results are in one memory, and what is pending reads it later."""
+    x = make(Tensor([[1, 0], [1, 1]]).cast(dtype)).realize()
+    for t in (x, Tensor(1, dtype=dtype)):
+        view = t.data()
+        assert view.readonly and np.asarray(view).flags.writeable is False
+        assert view.tobytes() == t.numpy().tobytes()
+
+
+def test_data_shows_what_is_written_later_and_keeps_the_memory():
+    x = Tensor([1, 2, 3]).realize()
+    view = x.data()
+    x.assign(x + 1).realize()
+    assert view.tolist() == [2, 3, 4]
+    del x
+    Tensor([7, 7, 7]).realize()
+    assert view.tolist() == [2, 3, 4]
+
+
 # ---------------------------------------------------------------- copies and pickles
 
 

@@ -110,7 +110,8 @@ class InterchangeMixin(RandomMixin):
     def data(self) -> memoryview:
         """The memory of the values, shared, in the order of the elements; it keeps it alive.
 
-        Of bfloat16 and eight-bit floats: their bytes.
+        To be read only, since other values may be read from it; `np.from_dlpack` gives memory to
+        write to. Of bfloat16 and eight-bit floats: their bytes.
 
         >>> Tensor([1, 2, 3]).data().tolist()
         [1, 2, 3]
@@ -124,8 +125,9 @@ class InterchangeMixin(RandomMixin):
             node = self._in_order()
             array = np.frombuffer(runtime().host_view(node), _to_np_dtype(self.dtype))
             array = array.reshape(node.shape)[tuple([slice(0, n) for n in shape])]
-        # ml_dtypes have no format of their own
-        return array.data if strong_dtype(self.dtype).fmt else array.view(np.uint8).data
+        if not strong_dtype(self.dtype).fmt:  # ml_dtypes have no format of their own
+            array = np.atleast_1d(array).view(np.uint8)
+        return array.data.toreadonly()
 
     def tolist(self) -> Any:
         """The values as nested lists of Python numbers; of a scalar the number.
