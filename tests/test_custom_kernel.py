@@ -559,6 +559,10 @@ def test_arguments_are_checked():
         Tensor(2.0).custom_kernel(fxn=lambda C: C.index().store(1.0).sink())
     with pytest.raises(TypeError, match="argument 1 is a Tensor, got int"):
         x.custom_kernel(3, fxn=product)
+    with pytest.raises(TypeError, match="fxn is a function, got UOp"):
+        x.custom_kernel(fxn=UOp.sink())
+    with pytest.raises(TypeError, match="grad_fxn is a function or None, got int"):
+        x.custom_kernel(fxn=increment, grad_fxn=3)
     with pytest.raises(ValueError, match="on CPU and PYTHON; move them"):
         x.to("CPU").custom_kernel(Tensor([1.0, 2, 3], device="PYTHON"), fxn=product)
     n = Variable("n", 1, 3).bind(2)

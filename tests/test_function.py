@@ -203,6 +203,21 @@ def test_calls_are_checked():
         a.as_param(-1)
     with pytest.raises(ValueError, match="as_param: sizes are ints"):
         b[: Variable("n", 1, 3).bind(2)].as_param(0)
+    with pytest.raises(TypeError, match="call: argument 1 is a Tensor, got int"):
+        a.call(3, fxn=a.as_param(0))
+    with pytest.raises(TypeError, match=r"call: fxn is a result over params, .* got function"):
+        a.call(fxn=lambda x: x)
+    with pytest.raises(TypeError, match="call: grad_fxn is a function or None, got int"):
+        a.call(fxn=a.as_param(0), grad_fxn=3)
+    with pytest.raises(TypeError, match="function: grad_fxn is a function or None, got int"):
+        function(grad_fxn=3)
+
+
+def test_python_numbers_are_arguments_of_calls():
+    x = Tensor(2.0)
+    result = x.call(Tensor(3), fxn=Tensor(1.0).as_param(0) * Tensor(1).as_param(1))
+    (gradient,) = result.gradient(x)
+    assert (result.item(), gradient.item()) == (6, 3)
 
 
 def test_a_param_without_a_call_can_not_be_computed():

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Self, TypeVar, overload
 
 from tiny._core.args import CallArg
-from tiny.dtype import DType, dtypes
+from tiny.dtype import DType, dtypes, strong_dtype
 from tiny.mixin.sizes import split_sizes
 from tiny.storage import (
     View,
@@ -177,10 +177,10 @@ class CallsMixin(View):
         >>> Tensor.empty(3).custom_kernel(Tensor([1.0, 2, 3]), fxn=double)[0].tolist()
         [2.0, 4.0, 6.0]
         """
-        tensors = [self, *lst]
+        tensors = _checked("custom_kernel", [self, *lst], grad_fxn)
+        if not callable(fxn):
+            raise TypeError(f"custom_kernel: fxn is a function, got {type(fxn).__name__}")
         for k, t in enumerate(tensors):
-            if not isinstance(t, View):
-                raise TypeError(f"custom_kernel: argument {k} is a Tensor, got {type(t).__name__}")
             if not all(isinstance(size, int) for size in t.shape):
                 raise ValueError(
                     f"custom_kernel: argument {k} has the symbolic shape {t.shape}; sizes are ints"
@@ -190,7 +190,7 @@ class CallsMixin(View):
             raise ValueError(
                 f"custom_kernel: the tensors are on {' and '.join(places)}; move them to one device"
             )
-        strong: list[Any] = [t._strong() for t in tensors]  # type: ignore[attr-defined]
+        strong: list[Any] = [t._strong() for t in tensors]
         params = [UOp.placeholder(t.shape, t.dtype, k) for k, t in enumerate(strong)]
         sink = fxn(*params)
         hand = read_kernel(sink, params)
@@ -217,14 +217,21 @@ class CallsMixin(View):
 
         Param k stands for the k-th tensor, whose shape and dtype it must have. The gradient goes
         through the function, or is what `grad_fxn(gradient, call)` gives, one for each tensor.
-        ValueError for a param that has no tensor, or one of another shape or dtype.
+        ValueError for a param that has no tensor, or one of another shape or dtype; TypeError for
+        arguments that are no tensors.
 
         >>> a, b = Tensor([1.0, 2]), Tensor([3.0, 4])
         >>> a.call(b, fxn=a.as_param(0) * b.as_param(1)).tolist()
         [3.0, 8.0]
         """
-        tensors = [self, *lst]
+        given = _checked("call", [self, *lst], grad_fxn)
+        tensors: list[Any] = [t._strong() for t in given]
         body = fxn.uop if isinstance(fxn, View) else fxn
+        if not isinstance(body, UOp):
+            raise TypeError(
+                "call: fxn is a result over params, a Tensor such as x.as_param(0) * 2, got "
+                f"{type(fxn).__name__}"
+            )
         values = _called([body], [t.uop for t in tensors])
         device = next((t.device for t in tensors if t.device is not None), None)
         if grad_fxn is not None:
@@ -242,7 +249,7 @@ class CallsMixin(View):
             raise ValueError(f"as_param: the slot is an int of at least 0, got {slot!r}")
         if not all(isinstance(size, int) for size in self.shape):
             raise ValueError(f"as_param: sizes are ints, got the symbolic shape {self.shape}")
-        node = UOp(Ops.PARAM, self.dtype, (), ParamArg(slot, self.shape))
+        node = UOp(Ops.PARAM, strong_dtype(self.dtype), (), ParamArg(slot, self.shape))
         return self._value(node, self.device)
 
     # ------------------------------------------------------------ what is to be computed
@@ -353,6 +360,20 @@ class CallsMixin(View):
         [6.0, 16.0]
         """
         return functools.reduce(lambda a, b: a * b, uops, self)
+
+
+def _checked(what: str, tensors: Sequence[Any], grad_fxn: Any) -> Sequence[Any]:
+    """The arguments of a call. TypeError if they are no tensors, or the gradient no function."""
+    for k, t in enumerate(tensors):
+        if not isinstance(t, View):
+            raise TypeError(f"{what}: argument {k} is a Tensor, got {type(t).__name__}")
+    _check_grad_fxn(what, grad_fxn)
+    return tensors
+
+
+def _check_grad_fxn(what: str, grad_fxn: Any) -> None:
+    if grad_fxn is not None and not callable(grad_fxn):
+        raise TypeError(f"{what}: grad_fxn is a function or None, got {type(grad_fxn).__name__}")
 
 
 def _is_whole(t: View) -> bool:
@@ -476,12 +497,12 @@ def function(
     """Make a Python function a function of tensors: a decorator.
 
     Its tensors are those in its arguments (also in lists, tuples, dicts, and attributes of
-    objects); RuntimeError if it reads memory of others, unless `allow_implicit`. It gives a tensor,
-    or tensors in tuples, lists or dicts. Gradients go through it, or `grad_fxn(gradient, call)`
-    gives one for each tensor in its arguments, or None; of several results it is called with all
-    their gradients and `call=call`. With `precompile` its arguments and results are put in memory,
-    so that the same kernels compute it wherever it stands; with `precompile_backward` also what
-    goes through it backwards.
+    objects), each once even if it is given twice; RuntimeError if it reads memory of others, unless
+    `allow_implicit`. It gives a tensor, or tensors in tuples, lists or dicts. Gradients go through
+    it, or `grad_fxn(gradient, call)` gives one for each of its tensors, or None; of several results
+    it is called with all their gradients and `call=call`. With `precompile` its arguments and
+    results are put in memory, so that the same kernels compute it wherever it stands; with
+    `precompile_backward` also what goes through it backwards.
 
     >>> from tiny.function import function
     >>> @function
@@ -490,6 +511,7 @@ def function(
     >>> scaled(Tensor([1.0, 2]), Tensor([3.0, 4])).tolist()
     [4.0, 9.0]
     """
+    _check_grad_fxn("function", grad_fxn)
     if fxn is None:
         return functools.partial(
             function,
