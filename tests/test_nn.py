@@ -8,7 +8,7 @@ import os
 import numpy as np
 import pytest
 
-from tiny import Tensor, nn
+from tiny import Tensor, Variable, nn
 from tiny.dtype import dtypes
 from tiny.nn import optim
 from tiny.nn.datasets import digits
@@ -228,6 +228,23 @@ def test_loading_a_state_copies_the_values():
     assert not state
 
 
+def test_numbers_of_a_model_are_loaded():
+    model = {"scale": Tensor(1.0), "steps": Tensor(3), "w": Tensor([0.0])}
+    load_state_dict(model, {"scale": Tensor(2.0), "steps": Tensor([5]).sum(), "w": Tensor([6])})
+    assert {name: t.tolist() for name, t in model.items()} == {"scale": 2, "steps": 5, "w": [6]}
+    assert model["scale"].dtype is dtypes.float32 and model["steps"].dtype is dtypes.int32
+
+
+@pytest.mark.parametrize("consume", [False, True])
+def test_a_state_of_wrong_shapes_loads_nothing(consume):
+    model = {"a": Tensor([1.0]), "b": Tensor([2.0])}
+    state = {"a": Tensor([3.0]), "b": Tensor([4.0, 5.0])}
+    with pytest.raises(ValueError, match=r"load_state_dict: 'b' has shape \(1,\)"):
+        load_state_dict(model, state, consume=consume)
+    assert [t.tolist() for t in model.values()] == [[1.0], [2.0]]
+    assert sorted(state) == ["a", "b"]
+
+
 def test_loading_a_state_that_does_not_fit_raises():
     state = get_state_dict(Net())
     with pytest.raises(KeyError, match="other"):
@@ -392,6 +409,31 @@ def test_damaged_files_are_refused(tmp_path):
         file.write_bytes(broken)
         with pytest.raises(ValueError, match="safetensors"):
             safe_load_metadata(file)
+
+
+def test_no_tensors_and_sizes_that_vary_are_saved(tmp_path):
+    file = tmp_path / "x.safetensors"
+    safe_save({}, file)
+    assert safe_load(file) == {}
+    safe_save({}, file, {"a": 1})
+    assert safe_load(file) == {} and safe_load_metadata(file)[2] == {"__metadata__": {"a": "1"}}
+    safe_save({"x": Tensor([[1, 2, 3]])[:, : Variable("n", 1, 3).bind(2)]}, file)
+    assert safe_load(file)["x"].tolist() == [[1, 2]]
+
+
+@pytest.mark.parametrize(
+    "tensors, error, message",
+    [
+        ({"__metadata__": Tensor([1])}, ValueError, "'__metadata__' is where the metadata stand"),
+        ({3: Tensor([1])}, TypeError, "tensors are saved by names, got 3: <Tensor"),
+        ({"x": 3}, TypeError, "tensors are saved by names, got 'x': 3"),
+        ({"x": Tensor([1.0]).cast("fp8e4m3fnuz")}, TypeError, "which safetensors can't hold"),
+    ],
+)
+def test_what_can_not_be_saved_leaves_no_file(tmp_path, tensors, error, message):
+    with pytest.raises(error, match=f"safe_save: .*{message}"):
+        safe_save(tensors, tmp_path / "x")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_failed_save_leaves_the_old_file(tmp_path, monkeypatch):

@@ -333,14 +333,15 @@ class Tensor(OlderMixin, HashingMixin, metaclass=TensorType):
     def replace(self, x: Tensor) -> Self:
         """Become the tensor x: the same value, the same storage, not a write to this one's memory.
 
-        ValueError if the shapes or dtypes differ.
+        ValueError if the shapes or dtypes differ; a number counts as of the default dtype.
 
         >>> a = Tensor([1, 2])
         >>> view = a[:1]
         >>> a.replace(Tensor([3, 4])).tolist(), view.tolist()
         ([3, 4], [1])
         """
-        if x.shape != self.shape or x.dtype is not self.dtype:
+        is_like = strong_dtype(x.dtype) is strong_dtype(self.dtype)
+        if x.shape != self.shape or not is_like:
             raise ValueError(
                 f"replace: the shapes {self.shape} and {x.shape} and the dtypes {self.dtype} and "
                 f"{x.dtype} must be equal"

@@ -82,8 +82,9 @@ def load_state_dict(
     """Give the model's tensors the values of `state_dict`; return the tensors loaded.
 
     With `strict`, names that only one side has raise KeyError. ValueError if a shape differs.
-    Values are cast to the dtype and moved to the device of the model's tensor. `consume` takes
-    entries out of the dict as they are loaded. `verbose` prints what a non-strict load skipped.
+    Nothing is loaded then. Values are cast to the dtype and moved to the device of the model's
+    tensor. `consume` takes entries out of the dict as they are loaded. `verbose` prints what a
+    non-strict load skipped.
     """
     own = get_state_dict(model)
     missing = [name for name in own if name not in state_dict]
@@ -95,16 +96,17 @@ def load_state_dict(
         )
     if verbose and (missing or unknown):
         print(f"load_state_dict: not in the state: {_some(missing)}; unused: {_some(unknown)}")
-    loaded = []
-    for name, tensor in own.items():
-        if name not in state_dict:
-            continue
-        new = state_dict[name]
+    names = [name for name in own if name in state_dict]
+    for name in names:  # all of them before the first one is loaded
+        tensor, new = own[name], state_dict[name]
         if new.shape != tensor.shape:
             raise ValueError(
                 f"load_state_dict: {name!r} has shape {tensor.shape} ({tensor.dtype}) in the model "
                 f"and {new.shape} ({new.dtype}) in the state"
             )
+    loaded = []
+    for name in names:
+        tensor, new = own[name], state_dict[name]
         value = new.to(tensor.device).cast(tensor.dtype).contiguous()
         tensor.replace(value)
         loaded.append(tensor)
@@ -126,14 +128,22 @@ def safe_save(
 ) -> None:
     """Write tensors to a safetensors file. The file is complete or not there at all.
 
-    TypeError for a dtype that the format has no name for. Metadata values are stored as text.
+    TypeError for a dtype that the format has no name for, and for what is no tensor with a name;
+    ValueError for the name "__metadata__". Metadata values are stored as text.
     """
-    Tensor.realize(*tensors.values())
+    for name, tensor in tensors.items():
+        if not isinstance(name, str) or not isinstance(tensor, Tensor):
+            raise TypeError(f"safe_save: tensors are saved by names, got {name!r}: {tensor!r}")
+        if name == "__metadata__":
+            raise ValueError(f"safe_save: {name!r} is where the metadata stand; name it otherwise")
+    if tensors:
+        Tensor.realize(*tensors.values())
     arrays = {}
     for name, tensor in tensors.items():
         if strong_dtype(tensor.dtype) not in _SAFE_NAMES:
             raise TypeError(f"safe_save: {name!r} has {tensor.dtype}, which safetensors can't hold")
-        arrays[name] = np.ascontiguousarray(tensor.numpy()).reshape(tensor.shape)
+        array = tensor.numpy()
+        arrays[name] = np.ascontiguousarray(array).reshape(array.shape)
     text = {k: v if isinstance(v, str) else json.dumps(v) for k, v in (metadata or {}).items()}
     content = safetensors.numpy.save(arrays, text or None)
     target = Path(fn)
