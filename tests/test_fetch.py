@@ -350,6 +350,12 @@ def test_two_who_want_one_file_do_not_meet(server, cache):
     assert files_in(cache) == ["x"]
 
 
+def test_a_folder_below_the_cache_may_be_below_another(server, cache):
+    path = fetch(server.url, name="x", subdir="a/b")
+    assert path == cache / "downloads" / "a" / "b" / "x" and path.read_bytes() == DATA
+    assert path.parent.stat().st_mode & 0o077 == 0
+
+
 def _fetched(url, results):
     results.put(fetch(url, name="x").read_bytes())
 

@@ -36,7 +36,7 @@ def cache_folder(*parts: str) -> Path:
     """A folder of the user's own, made if missing: below XDG_CACHE_HOME, else ~/.cache."""
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     folder.mkdir(parents=True, exist_ok=True)
-    for part in ("tiny", *parts):
+    for part in Path("tiny", *parts).parts:  # one of those given may be of several
         folder /= part
         folder.mkdir(mode=0o700, exist_ok=True)
     return folder
