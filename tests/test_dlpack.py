@@ -412,6 +412,40 @@ def test_an_owner_is_let_go_exactly_once(versioned, way):
     assert sys.getrefcount(owner) == before
 
 
+def test_an_owner_is_let_go_once_whatever_becomes_of_its_capsule():
+    """Taken to be shared or copied, refused for what it says, or not taken at all."""
+    memory = (ctypes.c_float * 8)(*range(8))
+    plain: dict = {"shape": (4,), "strides": (1,), "code": 2, "bits": 32}
+    for change, arguments, outcome in [
+        ({}, {}, [0, 1, 2, 3]),
+        ({}, {"copy": True}, [0, 1, 2, 3]),
+        ({"strides": (2,)}, {}, [0, 2, 4, 6]),
+        ({"strides": (0,)}, {}, [0, 0, 0, 0]),
+        ({"shape": (1, 4), "strides": (77, 1)}, {"copy": False}, [[0, 1, 2, 3]]),
+        ({"shape": (), "strides": ()}, {}, 0),
+        ({"shape": (0, 5), "strides": (5, 1)}, {}, []),
+        ({"strides": (2,)}, {"copy": False}, BufferError),
+        ({"code": 5, "bits": 64}, {}, BufferError),
+        ({"shape": (-1,)}, {}, BufferError),
+        ({"strides": (1 << 61,)}, {}, BufferError),
+        ({"shape": (1 << 62,)}, {}, BufferError),
+        ({"shape": (1 << 62, 1 << 62), "strides": (1 << 62, 1)}, {}, BufferError),
+        ({}, {"device": "NOWHERE"}, ValueError),
+    ]:
+        owner = Owner()
+        before = sys.getrefcount(owner)
+        given = {**plain, **change}
+        capsule = give(owner, ctypes.addressof(memory), versioned=True, **given)
+        if isinstance(outcome, type):
+            with pytest.raises(outcome):
+                Tensor.from_dlpack(capsule, **arguments)
+        else:
+            assert Tensor.from_dlpack(capsule, **arguments).tolist() == outcome
+        del capsule
+        gc.collect()
+        assert sys.getrefcount(owner) == before, (change, arguments)
+
+
 def test_a_capsule_of_a_later_major_version_is_left_alone():
     memory = (ctypes.c_float * 4)()
     capsule = give(memory, ctypes.addressof(memory), (4,), (1,), 2, 32, True)

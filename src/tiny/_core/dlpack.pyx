@@ -18,6 +18,7 @@ from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t, uintptr_t
 
 cdef extern from "Python.h":
+    Py_ssize_t PY_SSIZE_T_MAX
     int Py_IsInitialized() noexcept nogil
 
 cdef struct Device:
@@ -209,7 +210,12 @@ cdef class Foreign:
             high += max((size - 1) * stride, 0)
         if 0 in self.shape:
             return 0
-        self.begin, self.nbytes = -low * itemsize, (high - low + 1) * itemsize
+        nbytes = (high - low + 1) * itemsize
+        if nbytes > PY_SSIZE_T_MAX:
+            raise BufferError(
+                f"no memory has an array of shape {self.shape} and strides {self.strides}"
+            )
+        self.begin, self.nbytes = -low * itemsize, nbytes
         self.c_data = <char *>c_array.c_data + c_array.byte_offset - self.begin
         return 0
 
