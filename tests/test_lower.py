@@ -8,11 +8,13 @@ import numpy as np
 import pytest
 
 from kernels import CASES, TARGET, Case, const, legal_opts, matmul, out, param, red, sink, some
+from tiny import Tensor
 from tiny.codegen import LinearProgram, Opt, OptOps, lower
 from tiny.dtype import dtypes
 from tiny.helpers import Context
 from tiny.runtime.python import interpret
-from tiny.uop.ops import Ops
+from tiny.uop.ops import KernelInfo, Ops, UOp
+from tiny.uop.spec import SpecError
 from tiny.uop.structure import check_program
 
 VEC, UPCAST, UNROLL, SWAP = OptOps.VEC, OptOps.UPCAST, OptOps.UNROLL, OptOps.SWAP
@@ -290,3 +292,32 @@ def test_a_long_contraction_is_a_sum_of_sums_in_its_own_dtype():
         strict = lower(ast, TARGET, opts=()).uops
     outer, inner = [u for u in strict if u.op is Ops.DEFINE_REG]
     assert inner.src[0] is outer  # one sum, carried on
+
+
+# ---------------------------------------------------------------- what is no kernel
+
+
+def _of_no_kernel():
+    memory, other = (UOp.placeholder((3,), dtypes.float32, slot) for slot in range(2))
+    i, info = UOp.range(3, 0), KernelInfo("k")
+    store = memory[i].store(other[i])
+    return {
+        "no SINK": store,
+        "nothing": UOp.sink(arg=info),
+        "a value": other[i].sink(arg=info),
+        "an END": store.end(i).sink(arg=info),
+        "an END, no name": store.end(i).sink(),
+        "an END beside a STORE": UOp.sink(store.end(i), other[i].store(1.0), arg=info),
+        "effects without a name": UOp.group(store.end(i)).sink(),
+        "an AFTER written to": memory.after(i)[i].store(1.0).sink(arg=info),
+        "an AFTER read": memory[i].store(other.after(i)[i]).sink(arg=info),
+        "a LOAD": memory[i].store(other[i].load()).sink(arg=info),
+        "memory as a whole": memory.store(other).sink(arg=info),
+        "memory of a tensor": memory[i].store(Tensor.empty(3).uop[i]).sink(arg=info),
+    }
+
+
+@pytest.mark.parametrize("kind", _of_no_kernel())
+def test_what_is_no_kernel_is_refused(kind):
+    with pytest.raises(SpecError, match="kernel"):
+        lower(_of_no_kernel()[kind], TARGET)

@@ -9,12 +9,15 @@ from tiny.codegen.opt import Kernel, KernelOptError, Opt, OptOps
 from tiny.codegen.program import LinearProgram, Phase, ProgramParam
 from tiny.helpers import NOOPT, SPEC, STRICT_REDUCE
 from tiny.shared import Cache
-from tiny.uop.ops import UOp
+from tiny.uop.ops import GroupOp, Ops, UOp
 from tiny.uop.structure import check_kernel, check_program
 from tiny.uop.target import Target
 from tiny.uop.written import is_by_hand
 
 __all__ = ["KernelOptError", "LinearProgram", "Opt", "OptOps", "Phase", "ProgramParam", "lower"]
+
+_MEMORY_AND_LOOPS = {Ops.PARAM, Ops.INDEX, Ops.STORE, Ops.STAGE, Ops.RANGE, Ops.REDUCE, Ops.SINK}
+_PARTS = GroupOp.Elementwise | _MEMORY_AND_LOOPS | {Ops.CONST, Ops.DEFINE_VAR}
 
 # (kernel's structural key, target, Opts asked for, settings) -> program
 _programs: Cache[tuple[object, ...], LinearProgram] = Cache("linear programs", 2048)
@@ -24,8 +27,9 @@ def lower(kernel: UOp, target: Target, opts: Sequence[Opt] | None = None) -> Lin
     """The linear program of a kernel (a SINK of level 2) for a target.
 
     `opts` are applied in order; without them, those that the kernel asks for, else those that
-    heuristics choose (none with NOOPT=1). KernelOptError if one of them is not legal. Equal
-    kernels are lowered once.
+    heuristics choose (none with NOOPT=1). KernelOptError if one of them is not legal. SpecError if
+    the kernel has other parts than kernels have; with SPEC=1 all that `check_kernel` asks for is
+    checked. Equal kernels are lowered once.
     """
     asked = kernel.arg.opts_to_apply if opts is None and kernel.arg is not None else opts
     asked = None if asked is None else tuple(asked)
@@ -34,7 +38,7 @@ def lower(kernel: UOp, target: Target, opts: Sequence[Opt] | None = None) -> Lin
 
 
 def _lower(ast: UOp, target: Target, opts: tuple[Opt, ...] | None) -> LinearProgram:
-    if SPEC:
+    if SPEC or not _is_made_of_parts(ast):
         check_kernel(ast)
     if is_by_hand(ast):
         return _lower_by_hand(ast, target, opts)
@@ -47,6 +51,19 @@ def _lower(ast: UOp, target: Target, opts: tuple[Opt, ...] | None) -> LinearProg
     if SPEC:
         check_program(program)
     return program
+
+
+def _is_made_of_parts(kernel: UOp) -> bool:
+    """Whether a kernel has the parts of those that the scheduler makes, and no others.
+
+    What comes after takes that for granted, and has no other errors for what is none.
+    """
+    return (
+        kernel.op is Ops.SINK
+        and bool(kernel.src)
+        and all(s.op is Ops.STORE and s.src[0].op is Ops.INDEX for s in kernel.src)
+        and all(node.op in _PARTS for node in kernel.postorder())
+    )
 
 
 def _lower_by_hand(ast: UOp, target: Target, opts: tuple[Opt, ...] | None) -> LinearProgram:

@@ -40,6 +40,8 @@ def check_kernel(sink: UOp) -> None:
 
     One that runs as it is written has rules of its own: see `check_by_hand`.
     """
+    if sink.op is not Ops.SINK:
+        raise _refused(sink, "a kernel is a SINK of STOREs")
     if is_by_hand(sink):
         check_by_hand(sink)
         return

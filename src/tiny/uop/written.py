@@ -11,7 +11,7 @@ import itertools
 import math
 from collections.abc import Sequence
 
-from tiny._core.args import AxisType, LocalArg, ParamArg, RangeArg, ReduceArg
+from tiny._core.args import AxisType, KernelInfo, LocalArg, ParamArg, RangeArg, ReduceArg
 from tiny._core.match import PatternMatcher
 from tiny._core.ops import Ops
 from tiny.dtype import dtypes
@@ -155,7 +155,10 @@ def is_reduce_by_hand(x: UOp) -> bool:
 spec_by_hand = (
     PatternMatcher(
         [
-            (UPat(Ops.SINK, dtypes.void, (UPat(Ops.GROUP),), name="x"), lambda x: bool(x.arg.name)),
+            (
+                UPat(Ops.SINK, dtypes.void, (UPat(Ops.GROUP),), name="x"),
+                lambda x: type(x.arg) is KernelInfo and bool(x.arg.name),
+            ),
             (UPat(Ops.GROUP, dtypes.void, name="x"), is_effect_group),
             (UPat(Ops.PARAM, src=(), name="x"), lambda x: type(x.arg) is ParamArg),
             (
