@@ -744,3 +744,29 @@ def test_memory_of_its_own_is_read_after_a_store():
 
     with pytest.raises(ValueError, match=r"memory of its own, of shape \(1,\), is read where"):
         Tensor.empty(3).custom_kernel(fxn=early)
+
+
+@pytest.mark.parametrize("rows", [0, 2])
+def test_kernels_that_do_nothing_have_gradients(rows):
+    def scale(C, A, W):
+        i, j = UOp.range(C.shape[0], 0), UOp.range(3, 1)
+        return C[i, j].store(A[i, j] * W[j]).end(i, j).sink()
+
+    def of_scale(gradient, kernel):
+        _, a, w = (Tensor(node) for node in kernel.src[1:])
+        return None, Tensor(gradient) * w, (Tensor(gradient) * a).sum(0)
+
+    def add_up(C, A):
+        i = UOp.range(A.shape[0], 0)
+        return C[0].store(C.after(i)[0] + A[i]).end(i).sink()
+
+    x, w = Tensor(np.ones((rows, 3), np.float32)), Tensor([1.0, 2, 3])
+    (c, *_) = Tensor.empty(rows, 3).custom_kernel(x, w, fxn=scale, grad_fxn=of_scale)
+    dx, dw = (c * c).sum().gradient(x, w)
+    assert dx.shape == (rows, 3) and dw.tolist() == [2 * rows * k for k in (1, 2, 3)]
+    start = Tensor([5.0])
+    total, x = start * 2, Tensor(np.ones(rows, np.float32))
+    total.custom_kernel(x, fxn=add_up, grad_fxn=lambda g, k: (g, Tensor(g).expand(rows)))
+    dx, ds = (total * total).sum().gradient(x, start)
+    assert dx.tolist() == [2 * (10 + rows)] * rows and ds.tolist() == [4 * (10 + rows)]
+    assert total.tolist() == [10 + rows]

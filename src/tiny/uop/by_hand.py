@@ -34,8 +34,8 @@ _IDENTITY = {Ops.ADD: 0, Ops.MUL: 1}
 class HandKernel(NamedTuple):
     """A kernel, and which arguments its PARAMs are: PARAM k is argument `arguments[k]`.
 
-    The first `outputs` of them are written: none if all loops around its stores are empty. `binds`
-    are its Variables with their values.
+    The first `outputs` of them are written, or would be: the kernel is empty if all loops around
+    its stores are. `binds` are its Variables with their values.
     """
 
     kernel: UOp
@@ -68,7 +68,9 @@ def read_kernel(sink: UOp, placeholders: Sequence[UOp]) -> HandKernel:
     stored = {address_of(n).src[0] for n in nodes if n.op is Ops.STORE}
     written = [k for k, p in enumerate(placeholders) if p in stored]
     if not written and reader.has_empty_loops:
-        return HandKernel(UOp.sink(arg=info), (), 0, ())
+        meant = {_memory_of(n.src[0]) for n in sink.postorder() if n.op is Ops.STORE}
+        would = tuple([k for k, p in enumerate(placeholders) if p in meant])
+        return HandKernel(UOp.sink(arg=info), would, len(would), ())
     if not written:
         raise ValueError(
             f"kernel {info.name}: it stores to none of its buffers, so it does nothing"
@@ -86,6 +88,12 @@ def read_kernel(sink: UOp, placeholders: Sequence[UOp]) -> HandKernel:
     check_accesses(kernel, set(range(len(written))))
     kernel, arguments = _without_unused(kernel, arguments)
     return HandKernel(kernel, arguments, len(written), tuple(reader.binds))
+
+
+def _memory_of(address: UOp) -> UOp:
+    while address.op not in _MEMORY:
+        address = address.src[0]
+    return address
 
 
 def _without_unused(kernel: UOp, arguments: tuple[int, ...]) -> tuple[UOp, tuple[int, ...]]:
