@@ -500,3 +500,15 @@ def test_sums_that_say_where_to_write_are_stored_first():
     y = Tensor.zeros(60).contiguous().realize()
     y[(x > 0).sum(1)] = 1.0
     assert [k.arg.name for k in kernels(y)] == ["r_40_50", "E_40"]
+
+
+@pytest.mark.parametrize("count", [2, 3, 5])
+def test_places_whose_loops_fall_away_are_planned_to_an_end(count):
+    """x % 1 is 0 whatever x is, so that less depends on a loop than was planned for it."""
+    x = np.arange(9, dtype=np.int32).reshape(3, 3).sum(1, keepdims=True)
+    at = np.resize(x.flatten(), count) % 1
+    t = Tensor(np.arange(9, dtype=np.int32).reshape(3, 3)).sum(1, keepdim=True)
+    places = t.flatten().repeat(2)[:count] % 1
+    picked = t[:, places]
+    np.testing.assert_array_equal(picked.argsort(0).numpy(), np.argsort(x[:, at], 0, kind="stable"))
+    np.testing.assert_array_equal(picked.sort(0)[0].numpy(), np.sort(x[:, at], 0))

@@ -141,14 +141,18 @@ def build_kernels(g: TensorGraph, plan: Plan, versions: Versions) -> list[Draft]
     """All kernels of a plan, in the order of the cells they store.
 
     Values may depend on fewer loops than was to be seen from the requests for them. Where no order
-    of loops makes each of them once, one is stored after all, and the plan made again.
+    of loops makes each of them once, one is stored after all, and the plan made again. Each time
+    another cell is, so that comes to an end.
     """
     while True:
         builder = _Builder(g, plan, versions)
         drafts = builder.run()
         if not builder.broken:
             return drafts
-        g.stored.update(builder.broken)
+        more = {i: why for i, why in builder.broken.items() if i not in g.stored}
+        more = more or builder.made_inside()
+        assert more, "a kernel that makes one value alone can not make it once"
+        g.stored.update(more)
         plan, _, _ = plan_kernels(g, plan.targets)
 
 
@@ -176,6 +180,18 @@ class _Builder:
                 done += self.finish(i, kernel)
         assert not self.waiting, "places that an index names were never computed"
         return done
+
+    def made_inside(self) -> dict[int, str]:
+        """What kernels that are broken in the cell they store make on the way, and why it goes."""
+        g, plan = self.g, self.plan
+        kernels = {plan.kernels[i] for i in self.broken if i in plan.kernels}
+        return {
+            i: "made over other loops than what its kernel stores"
+            for i, kind in enumerate(g.kind)
+            if (kind == REDUCE or i in plan.stages)
+            and i not in g.stored
+            and any(r.kernel in kernels for r in plan.requests[i].values())
+        }
 
     def build_all(self, i: int) -> None:
         """Build the requests for cell i, and those for earlier ones that waited for a value here.
