@@ -770,3 +770,14 @@ def test_kernels_that_do_nothing_have_gradients(rows):
     dx, ds = (total * total).sum().gradient(x, start)
     assert dx.tolist() == [2 * (10 + rows)] * rows and ds.tolist() == [4 * (10 + rows)]
     assert total.tolist() == [10 + rows]
+
+
+@pytest.mark.parametrize("device", ["CPU", "PYTHON"])
+def test_what_other_loops_write_may_be_read(device):
+    def both(C, D):
+        i, j = UOp.range(2, 0), UOp.range(3, 1)
+        return UOp.sink(C[0].store(C[0] * 1), D[i, j].store(C[0]).end(i, j))
+
+    c, d = on(device, np.array([4], np.float32), np.zeros((2, 3), np.float32))
+    c, d = c.custom_kernel(d, fxn=both)
+    assert c.tolist() == [4] and d.tolist() == [[4] * 3] * 2

@@ -413,6 +413,13 @@ def _as_scheduled(body: UOp, info: KernelInfo, outputs: int) -> UOp | None:
             if slot in stores or gated or set(ended) != _loops_of(address):
                 return None
             stores[slot] = store
+    for store in stores.values():  # what other loops write is not read
+        for x in store.src[1].postorder():
+            other = None
+            if x.op is Ops.INDEX and x.src[0].op is Ops.PARAM:
+                other = stores.get(x.src[0].arg.slot)
+            if other is not None and _loops_of(other.src[0]) != _loops_of(store.src[0]):
+                return None
     nodes = body.postorder()
     if any(n.op in (Ops.AFTER, Ops.DEFINE_LOCAL) for n in nodes):
         return None
