@@ -149,6 +149,7 @@ def test_what_is_no_data_is_named(data, error, words):
         (lambda: Tensor.arange("a"), TypeError, "arange: a number is expected, got str"),
         (lambda: Tensor.arange(Tensor(3)), TypeError, "arange: a number is expected, got Tensor"),
         (lambda: Tensor.arange(3, step=0), ValueError, "arange: step must not be 0"),
+        (lambda: Tensor.arange(1e30), ValueError, "arange: .* are too many numbers"),
         (lambda: Tensor.arange(math.inf), ValueError, "arange: the numbers must be finite"),
         (lambda: Tensor.arange(0, 1, math.nan), ValueError, "arange: the numbers must be finite"),
         (lambda: Tensor.arange(300, dtype="uint8"), ValueError, "0 to 300 does not fit into"),

@@ -250,6 +250,8 @@ class CreationMixin(View, CastsMixin):
         if not whole and not all(math.isfinite(v) for v in (begin, end, step)):
             raise ValueError(f"arange: the numbers must be finite, got {begin}, {end} and {step}")
         count = max(0, ceildiv(end - begin, step) if whole else math.ceil((end - begin) / step))
+        if count >= 2**63:
+            raise ValueError(f"arange: {begin} to {end} in steps of {step} are too many numbers")
         ends = (begin, begin + (count - 1) * step) if count else (0, 0)
         to = _asked_or(dtype, dtypes.default_int if whole else dtypes.default_float, ends)
         if not dtypes.is_float(to) and not (to.min <= min(ends) and max(ends) <= to.max):

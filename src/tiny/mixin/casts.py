@@ -70,7 +70,7 @@ class CastsMixin(InterpolateMixin):
         return self.cast(dtypes.int16)
 
     def bool(self) -> Self:
-        """As bool: whether it is not 0; NaN is not.
+        """As bool: whether it is not 0; NaN is true.
 
         >>> Tensor([0.0, -0.0, 0.5, float("nan")]).bool().tolist()
         [False, False, True, True]

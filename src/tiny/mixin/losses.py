@@ -16,8 +16,8 @@ REDUCTIONS = ("mean", "sum", "none")
 class LossesMixin(LayersMixin):
     """Losses. `reduction` is "mean", "sum" or "none"; ValueError for anything else.
 
-    All are computed in float32 at least and have the dtype of the prediction; the mean over no
-    rows at all is NaN.
+    All are computed in float32 at least. The result has the dtype of a prediction of float16 and
+    narrower ones, else what it promotes to with the targets. The mean over no rows at all is NaN.
     """
 
     __slots__ = ()
@@ -37,8 +37,7 @@ class LossesMixin(LayersMixin):
             )
         if not dtypes.is_int(Y.dtype):
             raise TypeError(f"{what}: classes are integers, got {Y.dtype}; cast them")
-        rows = self.permute([*[k for k in range(self.ndim) if k != dim], dim])
-        return rows._select(Y._is_place(self.shape[dim]), 1)
+        return self._to_last(dim)._select(Y._is_place(self.shape[dim]), 1)
 
     def _class_dim(self, what: str) -> int:
         if not self.ndim:

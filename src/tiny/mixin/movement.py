@@ -668,6 +668,15 @@ class MovementMixin(GraphValue):
         """From begin to end along one dimension."""
         return self.shrink([(begin, end) if k == dim else None for k in range(self.ndim)])
 
+    def _to_last(self, dim: int) -> Self:
+        """One dimension, counted from the front, put last."""
+        return self.permute([*[k for k in range(self.ndim) if k != dim], dim])
+
+    def _from_last(self, dim: int) -> Self:
+        """The last dimension put where `_to_last` took it from."""
+        last = self.ndim - 1
+        return self.permute([*range(dim), last, *range(dim, last)])
+
     def roll(self, shifts: Any, dims: Any = None) -> Self:
         """Shifted along dimensions, what leaves at one end coming in at the other.
 
@@ -897,8 +906,7 @@ class MovementMixin(GraphValue):
         if size == 0 and isinstance(whole, int):
             shape = [*self.shape[:dim], whole // step + 1, *self.shape[dim + 1 :], 0]
             return self._scalar(0, strong_dtype(self.dtype))._broadcast_to(tuple(shape))
-        last = self.permute([*[k for k in range(self.ndim) if k != dim], dim])
-        windows = last._pool((size,), step)
+        windows = self._to_last(dim)._pool((size,), step)
         order = [*range(dim), windows.ndim - 2, *range(dim, windows.ndim - 2), windows.ndim - 1]
         return self._apart(windows.permute(order))
 

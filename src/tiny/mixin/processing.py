@@ -146,9 +146,10 @@ class ProcessingMixin(EinsumMixin):
 
         x (N, C_in, *sizes) with weight (C_out, C_in / groups, *kernel) and bias (C_out,) gives
         (N, C_out, *outputs). `padding` is a size, one for each dimension, or (before, after) for
-        each, the last dimension first; a negative one cuts off. Accumulates and results in
-        `dtype`, by default in that of `sum`. ValueError if shapes or groups do not fit, or if the
-        window is larger than what it moves over.
+        each, the last dimension first; a negative one cuts off. Accumulates in `dtype`, by default
+        as `sum` does; the result is of `dtype`, by default of the promoted one (of integers that of
+        `sum`), or what that promotes to with the bias. ValueError if shapes or groups do not fit,
+        or if the window is larger than what it moves over.
 
         With WINO=1, windows of 3 in each dimension that move by 1 (those that `conv_transpose2d`
         comes to as well) are computed in tiles of 4, in two dimensions with a quarter of the

@@ -124,10 +124,7 @@ class ScanMixin(ReduceMixin):
             rest = [difference(most(size), size) if k == axis else 0 for k in range(x.ndim)]
             padded = x._pad([n for after in rest for n in (0, after)])
             return padded._scan(axis, start, fold, join)._cut(axis, 0, size)
-        last = x.ndim - 1
-        x = x.permute([*[k for k in range(x.ndim) if k != axis], axis])
-        x = x._scan_rows(start, fold, join)
-        return x.permute([*range(axis), last, *range(axis, last)])
+        return x._to_last(axis)._scan_rows(start, fold, join)._from_last(axis)
 
     def _scan_rows(
         self,

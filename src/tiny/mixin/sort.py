@@ -106,9 +106,7 @@ class SortMixin(ProcessingMixin):
         if 0 in shape or count == 0:
             sizes = [count if k == dim and count is not None else s for k, s in enumerate(shape)]
             return self._scalar(0, dtypes.int32)._broadcast_to(tuple(sizes))
-        last = self.ndim - 1
-        keys = self.permute([*[k for k in range(self.ndim) if k != dim], dim])
-        keys = keys._sort_keys(descending)
+        keys = self._to_last(dim)._sort_keys(descending)
         *rows, size = keys.shape
         bounds = tuple([most(s) for s in keys.shape])
         if bounds != keys.shape:
@@ -122,7 +120,7 @@ class SortMixin(ProcessingMixin):
         order = order.reshape(*bounds[:-1], order.shape[-1])
         ends = (*rows, size if count is None else count)
         order = order._shrink([(0, s) for s in ends])
-        return order.permute([*range(dim), last, *range(dim, last)])
+        return order._from_last(dim)
 
     def _sort_keys(self, descending: bool) -> Self:
         """Unsigned integers in whose order the elements stand, equal ones for equal elements."""
