@@ -177,7 +177,7 @@ def test_an_optimizer_needs_training_gradients_and_float_tensors():
     one = optim.SGD([w])
     with pytest.raises(RuntimeError, match="TRAINING"):
         one.step()
-    with Tensor.train(), pytest.raises(RuntimeError, match="backward"):
+    with Tensor.train(), pytest.raises(RuntimeError, match="no gradient flows through what was"):
         one.step()
     with pytest.raises(ValueError, match="at least one"):
         optim.Adam([])

@@ -281,3 +281,25 @@ def test_rows_that_are_masked_whole():
     (found,) = (scores > -INF).where(probabilities, 0.0)[:, 0].sum().gradient(scores)
     assert not np.isnan(found.numpy()[0]).any()
     np.testing.assert_array_equal(found.numpy()[1], [0, 0])
+
+
+@pytest.mark.parametrize("read", ["item", "numpy", "tolist", "data", "realize"])
+def test_backward_of_what_was_computed_is_refused(read):
+    w = Tensor([1.0, 2.0])
+    loss = (w * w).sum()
+    getattr(loss, read)()
+    with pytest.raises(RuntimeError, match="this tensor was computed already"):
+        loss.backward()
+    assert w.grad is None and loss.grad is None
+    # the tensor before it, and one that says that it wants a gradient, are as ever
+    (w * w).sum().backward()
+    assert w.grad.tolist() == [2.0, 4.0]
+    leaf = Tensor(np.float32(3), requires_grad=True).realize()
+    assert leaf.backward().grad.item() == 1
+
+
+def test_a_gradient_without_a_seed_names_the_shape():
+    x = Tensor([1.0, 2.0])
+    for ask in (lambda: (x * 2).gradient(x), lambda: (x * 2).backward()):
+        with pytest.raises(ValueError, match=r"its shape must be \(\), this one has \(2,\)"):
+            ask()

@@ -489,7 +489,7 @@ class Tensor(OlderMixin, HashingMixin, metaclass=TensorType):
         if gradient is None:
             if self.shape != ():
                 raise ValueError(
-                    f"backward: without a gradient the tensor must have shape (), this one has "
+                    "gradient: without that of this tensor its shape must be (), this one has "
                     f"{self.shape}; sum it, or pass gradient="
                 )
             seed = constant(1.0, self.dtype)
@@ -531,7 +531,8 @@ class Tensor(OlderMixin, HashingMixin, metaclass=TensorType):
         """Add to `grad` of every float tensor in the graph that wants one, but of numbers.
 
         `gradient` is that of this tensor, by default 1; errors as those of `gradient`. One of
-        `requires_grad=False` wants none. They add up until `grad` is set to None.
+        `requires_grad=False` wants none. They add up until `grad` is set to None. RuntimeError if
+        this was computed already (by realize, item …), so that no tensor is left to be reached.
 
         >>> x = Tensor([1.0, 2])
         >>> (x * x).sum().backward().shape
@@ -551,9 +552,13 @@ class Tensor(OlderMixin, HashingMixin, metaclass=TensorType):
             and (t.device is not None or t.uop.op is not Ops.CONST or t.uop.src)
             and t.uop in nodes
         ]
-        for tensor, result in zip(
-            leaves, self._gradients([t.uop for t in leaves], gradient), strict=True
-        ):
+        found = self._gradients([t.uop for t in leaves], gradient)
+        if self.uop.op is Ops.BUFFER and not self.requires_grad and all(t is self for t in leaves):
+            raise RuntimeError(
+                "backward: this tensor was computed already (by realize, item …), and no gradient "
+                "flows through what was computed; call backward first"
+            )
+        for tensor, result in zip(leaves, found, strict=True):
             if result is None:
                 continue
             new = self._value(copied(result), tensor.device)

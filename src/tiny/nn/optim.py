@@ -72,7 +72,10 @@ class Optimizer:
             )
         used = [i for i, p in enumerate(self.params) if p.grad is not None]
         if not used:
-            raise RuntimeError("no parameter has a gradient: call backward() on the loss first")
+            raise RuntimeError(
+                "no parameter has a gradient: call backward() on the loss first, and before the "
+                "loss is computed (by realize, item …): no gradient flows through what was computed"
+            )
         return self._step(used)
 
     def _step(self, used: list[int]) -> list[Tensor]:
