@@ -100,6 +100,6 @@ class LayersMixin(SortMixin):
         if not TRAINING or p == 0:
             return self
         if p == 1:
-            return self._scalar(False)._broadcast_to(self.shape).where(self, 0)
+            return self._scalar(False)._broadcast_to(self.shape).where(self._as_float(), 0)
         kept = self.rand_like(dtype=dtypes.default_float, contiguous=False) >= p
         return kept.contiguous().where(self, 0) / (1.0 - p)
