@@ -276,9 +276,7 @@ def test_reading():
 def test_the_memory_is_shared_by_data():
     x = Tensor([1.0, 2.0])
     view = x.data()
-    x[0] = 5.0
-    x.realize()
-    assert view.tolist() == [5.0, 2.0]
+    assert np.shares_memory(np.asarray(view), np.asarray(x.data()))
     with pytest.raises(TypeError, match="read-only"):  # equal values may lie in the same memory
         view[0] = 6.0
 
