@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import sys
 
 import numpy as np
 import pytest
 
 from evaluate import evaluate, evaluate_all
+from tiny import Tensor
 from tiny.dtype import dtypes
 from tiny.gradient import compute_gradient
 from tiny.uop.ops import BufferArg, Ops, ReduceArg, UOp
@@ -293,3 +295,46 @@ def test_a_network_has_the_gradients_of_torch():
         np.testing.assert_allclose(
             evaluate(found[node], memory), tensor.grad, rtol=1e-9, atol=1e-12
         )
+
+
+# ---------------------------------------------------------------- work
+
+
+PLACES = [3, 0, 2, 1, 4, 6, 5, 7]
+CHAINS = {
+    "products with a number": lambda h, y: h * 0.5 + 1,
+    "products of both": lambda h, y: h * h.maximum(0.5),
+    "products with repeated data": lambda h, y: h + h * y[:1].expand(8),
+    "functions": lambda h, y: (h.exp() + 1).log(),
+    "choices": lambda h, y: (h > 1).where(h.sin(), h * h),
+    "reductions": lambda h, y: h / (h.std() + 1),
+    "products of all": lambda h, y: h * h.prod(),
+    "reads at places": lambda h, y: h[PLACES] + 1,
+    "orders": lambda h, y: h.sort()[0] * 1.1,
+    "writes at places": lambda h, y: h.scatter_reduce(0, Tensor(PLACES), h * 2, "amax"),
+}
+
+
+@pytest.mark.parametrize("step", CHAINS.values(), ids=CHAINS)
+def test_the_work_of_a_gradient_grows_as_the_graph_does(step):
+    def calls(n: int) -> int:
+        """Of functions, those of C too, for a chain below a choice."""
+        x, y = Tensor.full((8,), 0.7).realize(), Tensor.full((8,), 0.3).realize()
+        h = x
+        for _ in range(n):
+            h = step(h, y)
+        loss, count = (x > 0).where(h, 0).sum(), 0
+
+        def event(frame, what, arg):
+            nonlocal count
+            count += what in ("call", "c_call")
+
+        sys.setprofile(event)
+        try:
+            loss.gradient(x)
+        finally:
+            sys.setprofile(None)
+        return count
+
+    calls(10)
+    assert calls(160) < 2.2 * calls(80)

@@ -80,7 +80,9 @@ def compute_gradient(
                 is_product = node.op is Ops.MUL
                 parts = [
                     (s, p)
-                    if p is None or (is_product and _is_finite(node.src[1 - k], finite))
+                    if p is None
+                    or s not in on_path
+                    or (is_product and _is_finite(node.src[1 - k], finite))
                     else (s, _unless_nothing(gradient, p))
                     for k, (s, p) in enumerate(parts)
                 ]
@@ -189,32 +191,35 @@ def _is_finite(x: UOp, known: dict[UOp, bool]) -> bool:
     """Whether a factor is taken to be finite: no data of its shape, no singular function of any.
 
     Data that is repeated (a weight) and sums of products of two operands that are both repeated
-    are taken to be. `known` is what was found before.
+    are taken to be. `known` is what was found before, so that no node is looked at twice.
     """
-    seen: list[UOp] = []
     stack = [x]
-    result = True
-    while stack and result:
-        node = stack.pop()
+    while stack:
+        node = stack[-1]
         if node in known:
-            result = known[node]
+            stack.pop()
             continue
-        op = node.op
-        if op is Ops.CONST:
-            result = not isinstance(node.arg, float) or math.isfinite(node.arg)
-        elif not dtypes.is_float(node.dtype) or (op is Ops.EXPAND and node.base.op in _MEMORY):
-            continue
-        elif op in _MEMORY or (_is_singular(node) and op is not Ops.MUL):
-            result = False
-        elif op is Ops.REDUCE and _is_contraction(node.src[0]):
-            continue
-        else:
-            seen.append(node)
-            stack += node.src
-    known[x] = result
-    if result:
-        known.update(dict.fromkeys(seen, True))
-    return result
+        result = _is_finite_itself(node)
+        if result is None:
+            left = [s for s in node.src if s not in known]
+            if left:
+                stack += left
+                continue
+            result = all(known[s] for s in node.src)
+        known[node] = result
+    return known[x]
+
+
+def _is_finite_itself(node: UOp) -> bool | None:
+    """What a node says of itself; None if it is finite where its sources are."""
+    op = node.op
+    if op is Ops.CONST:
+        return not isinstance(node.arg, float) or math.isfinite(node.arg)
+    if not dtypes.is_float(node.dtype) or (op is Ops.EXPAND and node.base.op in _MEMORY):
+        return True
+    if op in _MEMORY or (op is not Ops.MUL and _is_singular(node)):
+        return False
+    return True if op is Ops.REDUCE and _is_contraction(node.src[0]) else None
 
 
 _MEMORY = frozenset({Ops.BUFFER, Ops.AFTER, Ops.INDEX, Ops.COPY})

@@ -486,12 +486,18 @@ class View(Member):
         self._write(value)
 
     @in_turn
-    def _write(self, value: UOp, places: Sequence[UOp] = (), reduction: Ops | None = None) -> None:
+    def _write(
+        self,
+        value: UOp,
+        places: Sequence[UOp] = (),
+        reduction: Ops | None = None,
+        is_new: bool = False,
+    ) -> None:
         """Make the next version of this storage's memory; first give it memory, if it has none.
 
         With `places` each element goes where they name it along the first dimensions, in order:
         it replaces what is there, or is combined with it by a `reduction`. What is out of range
-        goes nowhere.
+        goes nowhere. Memory that `is_new` is read by no value yet, so none is looked through.
         """
         storage = self._storage
         if files.seen and is_file(storage.device):
@@ -505,7 +511,7 @@ class View(Member):
         target, value = self._writable(old, value)
         written: tuple[UOp, ...] = (target, value)
         if places:
-            written = (target, *_apart_from(buffer, value, places))
+            written = (target, *_apart_from(buffer, value, places, is_new))
         write_next(storage, old, buffer, UOp(Ops.STORE, dtypes.void, written, reduction))
 
     def _writable(self, old: UOp, value: UOp) -> tuple[UOp, UOp]:
@@ -596,7 +602,7 @@ def _stored_in_order(value: UOp) -> UOp:
     return UOp(Ops.CONTIGUOUS, value.dtype, (value,))
 
 
-def _apart_from(buffer: UOp, value: UOp, places: Sequence[UOp]) -> list[UOp]:
+def _apart_from(buffer: UOp, value: UOp, places: Sequence[UOp], is_new: bool) -> list[UOp]:
     """What is written to computed places, as something in other memory than that is.
 
     It is written one by one, so it is computed before. So are places that read what is written.
@@ -604,6 +610,8 @@ def _apart_from(buffer: UOp, value: UOp, places: Sequence[UOp]) -> list[UOp]:
     root = split_view(value)
     if root.op is not Ops.CONST and memory_below(root) in (None, buffer):
         value = UOp(Ops.CONTIGUOUS, value.dtype, (value,))
+    if is_new:
+        return [value, *places]
     apart = [UOp(Ops.CONTIGUOUS, p.dtype, (p,)) if _reads(p, buffer) else p for p in places]
     return [value, *apart]
 

@@ -125,7 +125,7 @@ class WritingMixin(InterchangeMixin):
         A value replaces what is there, or is combined with it by an operation.
         """
         memory = self.empty(self.shape, dtype=self.dtype, device=self._device_of(*writes))
-        return memory._made_of((self, (), None), *writes)
+        return memory._made_of(True, (self, (), None), *writes)
 
     @in_turn
     def _placed(self, places: Self, shape: tuple[int, ...], over: Self | None = None) -> Self:
@@ -135,14 +135,18 @@ class WritingMixin(InterchangeMixin):
         memory is new, or that of `over`, a result of this that has the shape and is done with.
         """
         write = (self.flatten(), [places.flatten()], None)
+        is_new = over is None
         if over is None:
             over = self.empty(product(shape), dtype=self.dtype, device=self._device_of(write))
-        return over.flatten()._made_of(write).reshape(shape)
+        return over.flatten()._made_of(is_new, write).reshape(shape)
 
-    def _made_of(self, *writes: tuple[Self, Sequence[Self], Ops | None]) -> Self:
-        """This, memory that nobody else knows, with values written to it one after the other."""
+    def _made_of(self, is_new: bool, *writes: tuple[Self, Sequence[Self], Ops | None]) -> Self:
+        """This, memory that nobody else knows, with values written to it one after the other.
+
+        If it `is_new`, none of them reads it.
+        """
         for value, places, reduction in writes:
-            self._write(value.uop, [p.uop for p in places], reduction)
+            self._write(value.uop, [p.uop for p in places], reduction, is_new)
         self._storage.is_written = False  # it was made: only who reads it computes it
         return self
 
