@@ -1,9 +1,6 @@
 """The context variables, and the small things that every floor uses."""
 
 import ast
-import gzip
-import hashlib
-import http.server
 import os
 import re
 import subprocess
@@ -32,7 +29,6 @@ from tiny.helpers import (
     colored,
     dedup,
     disable_gc,
-    fetch,
     flatten,
     get_child,
     getenv,
@@ -430,106 +426,6 @@ def test_tqdm_draws_on_a_terminal_and_nothing_if_disabled():
 
     assert b"steps" in drawn(False) and b"3/3" in drawn(False)
     assert drawn(True) == b""
-
-
-# ---------------------------------------------------------------- fetch
-
-
-@pytest.fixture
-def server():
-    """A web server on this machine; `.files` maps paths to contents, `.hits` counts."""
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self):
-            self.server.hits += 1
-            content = self.server.files.get(self.path)
-            if content is None:
-                self.send_error(404)
-                return
-            self.send_response(200)
-            short = self.path.endswith("short")
-            self.send_header("Content-Length", str(len(content) + 10 * short))
-            self.end_headers()
-            self.wfile.write(content)
-
-        def log_message(self, *args):
-            """Nothing."""
-
-    httpd = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    httpd.files, httpd.hits = {}, 0
-    httpd.url = f"http://127.0.0.1:{httpd.server_port}"
-    thread = threading.Thread(target=httpd.serve_forever)
-    thread.start()
-    yield httpd
-    httpd.shutdown()
-    thread.join()
-    httpd.server_close()
-
-
-@pytest.fixture
-def cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return tmp_path / "cache" / "tiny"
-
-
-def test_fetch_downloads_once(server, cache):
-    server.files["/a.bin"] = b"hello"
-    path = fetch(server.url + "/a.bin")
-    assert path.read_bytes() == b"hello" and path.name.endswith("a.bin")
-    assert cache in path.parents
-    assert fetch(server.url + "/a.bin") == path and server.hits == 1
-    fetch(server.url + "/a.bin", allow_caching=False)
-    assert server.hits == 2
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="POSIX permissions")
-def test_fetch_keeps_its_folder_private(server, cache):
-    server.files["/a"] = b"x"
-    fetch(server.url + "/a")
-    assert cache.stat().st_mode & 0o077 == 0
-
-
-def test_fetch_takes_a_name_a_folder_and_a_path(server, cache, tmp_path):
-    server.files["/a"] = b"x"
-    assert fetch(server.url + "/a", name="n", subdir="s") == cache / "downloads" / "s" / "n"
-    there = tmp_path / "deep" / "file"
-    assert fetch(server.url + "/a", name=there) == there and there.read_bytes() == b"x"
-
-
-def test_fetch_tells_equal_names_of_different_urls_apart(server, cache):
-    server.files |= {"/1/w.bin": b"one", "/2/w.bin": b"two"}
-    assert fetch(server.url + "/1/w.bin").read_bytes() == b"one"
-    assert fetch(server.url + "/2/w.bin").read_bytes() == b"two"
-
-
-def test_fetch_unpacks(server, cache):
-    server.files["/a.gz"] = gzip.compress(b"hello" * 1000)
-    assert fetch(server.url + "/a.gz", gunzip=True).read_bytes() == b"hello" * 1000
-
-
-def test_fetch_checks_the_digest(server, cache):
-    server.files["/a"] = b"hello"
-    fetch(server.url + "/a", sha256=hashlib.sha256(b"hello").hexdigest())
-    with pytest.raises(ValueError, match="expected 00"):
-        fetch(server.url + "/a", sha256="00")
-
-
-def test_fetch_returns_a_path_of_this_machine():
-    assert str(fetch("/some/file")) == "/some/file"
-
-
-@pytest.mark.parametrize("path", ["/absent", "/short"])
-def test_failed_fetch_says_what_to_do_and_leaves_no_file(server, cache, path):
-    server.files["/short"] = b"half"
-    with pytest.raises(OSError, match="check the network, or put the file at") as error:
-        fetch(server.url + path)
-    assert server.url + path in str(error.value)
-    assert not [p for p in cache.rglob("*") if p.is_file()]
-
-
-def test_fetch_offline_names_the_url(cache):
-    with pytest.raises(OSError, match=r"could not download http://127\.0\.0\.1:9/x"):
-        fetch("http://127.0.0.1:9/x")
 
 
 def test_dev_is_text():

@@ -1,4 +1,4 @@
-"""Files that are made whole or not at all, and downloads that go on where they were cut off."""
+"""Downloads that are whole or not there, and go on where they were cut off."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import hashlib
 import http.client
 import os
 import shutil
-import tempfile
 import threading
 import urllib.error
 import urllib.request
@@ -30,27 +29,6 @@ class Bar(Protocol):
 
     def close(self) -> None:
         """It is done."""
-
-
-def cache_folder(*parts: str) -> Path:
-    """A folder of the user's own, made if missing: below XDG_CACHE_HOME, else ~/.cache."""
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    folder.mkdir(parents=True, exist_ok=True)
-    for part in Path("tiny", *parts).parts:  # one of those given may be of several
-        folder /= part
-        folder.mkdir(mode=0o700, exist_ok=True)
-    return folder
-
-
-def write_aside(path: Path, write: Callable[[Path], None]) -> None:
-    """Make a file whole or not at all: `write` fills another in its folder, then it is renamed."""
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    os.close(handle)
-    try:
-        write(Path(name))
-        Path(name).replace(path)
-    finally:
-        Path(name).unlink(missing_ok=True)
 
 
 def download(

@@ -27,10 +27,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Self, TypeGuard, TypeVar
 
-from tiny.downloads import cache_folder as cache_folder
-from tiny.downloads import digest_of, download
-from tiny.downloads import write_aside as write_aside
-
 T = TypeVar("T")
 
 VERSION = "0.1.0"  # of the package; pyproject.toml reads it here
@@ -620,6 +616,27 @@ def trange(n: int, **kwargs: Any) -> tqdm[int]:
 # ---------------------------------------------------------------- files
 
 
+def cache_folder(*parts: str) -> Path:
+    """A folder of the user's own, made if missing: below XDG_CACHE_HOME, else ~/.cache."""
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    folder.mkdir(parents=True, exist_ok=True)
+    for part in Path("tiny", *parts).parts:  # one of those given may be of several
+        folder /= part
+        folder.mkdir(mode=0o700, exist_ok=True)
+    return folder
+
+
+def write_aside(path: Path, write: Callable[[Path], None]) -> None:
+    """Make a file whole or not at all: `write` fills another in its folder, then it is renamed."""
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    os.close(handle)
+    try:
+        write(Path(name))
+        Path(name).replace(path)
+    finally:
+        Path(name).unlink(missing_ok=True)
+
+
 def fetch(
     url: str,
     name: Path | str | None = None,
@@ -636,6 +653,8 @@ def fetch(
     that broke off goes on at the next call. OSError says what could not be reached and where a
     copy may be put by hand; ValueError if the digest differs.
     """
+    from tiny.downloads import digest_of, download  # what speaks HTTP takes long to import
+
     if url.startswith(("/", ".")):
         return Path(url)
     if name is not None and len(Path(name).parts) > 1:
