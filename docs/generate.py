@@ -42,10 +42,10 @@ def names_of(cls: type) -> Iterator[str]:
 
 # the rooms of Tensor in the order of a reader
 _ORDER = [
-    *("creation", "randomness", "storage", "protocol", "interchange", "movement", "indexing"),
-    *("writing", "elementwise", "activations", "casts", "reduce", "scan", "sort", "processing"),
-    *("einsum", "pooling", "attention", "interpolate", "linalg", "layers", "losses", "tensor"),
-    *("function", "sharing", "hashing", "older"),
+    *("creation", "randomness", "storage", "protocol", "interchange", "movement", "padding"),
+    *("indexing", "writing", "elementwise", "functions", "activations", "casts", "reduce", "scan"),
+    *("sort", "processing", "einsum", "pooling", "attention", "interpolate", "linalg", "layers"),
+    *("losses", "tensor", "function", "sharing", "hashing", "older"),
 ]
 _TITLES = {
     "Tensor": "Memory and gradients",

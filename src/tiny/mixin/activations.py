@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from typing import Self
 
-from tiny.mixin.elementwise import ElementwiseMixin, in_float32
+from tiny.mixin.elementwise import in_float32
+from tiny.mixin.functions import FunctionsMixin
 
 
-class ActivationsMixin(ElementwiseMixin):
+class ActivationsMixin(FunctionsMixin):
     """Activations. Of float16 and narrower floats they are computed in float32, rounded once.
 
     An integer becomes the default float, but for those that only choose (relu, clamp and so on).

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import re
 from collections.abc import Sequence
 from typing import Any, Self
 
@@ -13,12 +11,15 @@ from tiny._core.ops import Ops
 from tiny.dtype import least_upper_dtype, strong_dtype
 from tiny.helpers import all_int, argfix, ceildiv, make_tuple, prod
 from tiny.mixin.protocol import GraphValue, Shape
+from tiny.mixin.rearrange import rearranged
 from tiny.mixin.sizes import (
     difference,
+    for_all_values,
     is_at_most,
     least,
     most,
     product,
+    quotient,
     settled,
     settled_all,
     split_sizes,
@@ -49,16 +50,13 @@ def broadcast_shape(what: str, *shapes: Shape) -> Shape:
     return tuple(result)
 
 
-_PAD_MODES = ("constant", "reflect", "replicate", "circular")
-
-
 class MovementMixin(GraphValue):
     """What rearranges, repeats, cuts and joins.
 
     What only rearranges is a view: what is written to it is written to the whole. What repeats
-    elements or puts others beside them (pad, pad_to, repeat, repeat_interleave, roll, cat, stack,
-    unfold, diag) is a value of the moment, which later writes do not change. A dimension may be
-    counted from the end; IndexError if there is none.
+    elements or puts others beside them (repeat, repeat_interleave, roll, cat, stack, unfold, diag)
+    is a value of the moment, which later writes do not change. A dimension may be counted from the
+    end; IndexError if there is none.
     """
 
     __slots__ = ()
@@ -84,7 +82,7 @@ class MovementMixin(GraphValue):
         if len(unknown) > 1:
             raise ValueError(f"reshape: only one size can be -1, got {asked}")
         if unknown:
-            left = _quotient(own, [s for k, s in enumerate(new) if k != unknown[0]])
+            left = quotient(own, [s for k, s in enumerate(new) if k != unknown[0]])
             if left is None:
                 raise ValueError(
                     f"reshape: {own} has {product(own)} elements, which {asked} can not divide; "
@@ -188,7 +186,7 @@ class MovementMixin(GraphValue):
             if not (is_at_most(0, begin) and is_at_most(begin, end) and is_at_most(end, size)):
                 raise ValueError(
                     f"shrink: ({begin}, {end}) is not inside a dimension of {size}, of shape "
-                    f"{self.shape}{_for_all_values(begin, end, size)}"
+                    f"{self.shape}{for_all_values(begin, end, size)}"
                 )
         return self._shrink(pairs)
 
@@ -212,67 +210,9 @@ class MovementMixin(GraphValue):
             if not is_at_most(0, new) or not is_at_most(new, size):
                 raise ValueError(
                     f"shrink_to: {sizes} is not inside {self.shape}; use pad_to to make it larger"
-                    f"{_for_all_values(new, size)}"
+                    f"{for_all_values(new, size)}"
                 )
         return self._shrink([(0, new) for new in sizes])
-
-    def pad(self, padding: Sequence[Any], mode: str = "constant", value: float = 0.0) -> Self:
-        """Elements put around: (before, after) for each dimension, None for none.
-
-        Flat numbers count pairs from the last dimension, as in PyTorch. A negative one cuts off.
-        What is put there is `value` (if this dtype can not hold it, the result is of one that
-        can), or with a mode of "reflect" the elements mirrored at the edge, which comes once,
-        with "replicate" those of the edge, with "circular" those of the other end. ValueError if
-        a dimension has too few elements for that, or for what is cut off.
-
-        >>> x = Tensor([[1, 2, 3], [4, 5, 6]])
-        >>> x.pad((1, 0), value=9).tolist()
-        [[9, 1, 2, 3], [9, 4, 5, 6]]
-        >>> x.pad(((0, 1), (-1, 0))).tolist()
-        [[2, 3], [5, 6], [0, 0]]
-        >>> Tensor([1, 2, 3]).pad((2, 1), mode="reflect").tolist()
-        [3, 2, 1, 2, 3, 2]
-        >>> Tensor([1, 2, 3]).pad((2, 1), mode="circular").tolist()
-        [2, 3, 1, 2, 3, 1]
-        """
-        if mode not in _PAD_MODES:
-            raise ValueError(f"pad: mode is one of {', '.join(_PAD_MODES)}; got {mode!r}")
-        is_zero = value == 0 and math.copysign(1, value) == 1
-        quick = self._quick(build.pad, padding) if mode == "constant" and is_zero else None
-        if quick is not None:
-            return self._apart(quick)
-        pairs = self._pad_pairs(padding)
-        if mode == "reflect":
-            return self._apart(self._reflected(pairs)._cut_off("pad", pairs))
-        x = self._cut_off("pad", pairs)
-        grown = [size if least(size) >= 0 else 0 for pair in pairs for size in pair]
-        if not any(isinstance(size, Node) or size for size in grown):
-            return self._apart(x)
-        if mode != "constant":
-            return self._apart(x._extended(mode, list(zip(grown[::2], grown[1::2], strict=True))))
-        padded = x._pad(grown)
-        if is_zero:
-            return self._apart(padded)
-        inside = self._scalar(True)._broadcast_to(x.shape)._pad(grown)
-        return inside.where(padded, value)
-
-    def pad_to(self, shape: Any, *args: Any, value: float = 0) -> Self:
-        """`value` put after the elements of each dimension, up to these sizes; None keeps one.
-
-        ValueError if a size is smaller than the dimension.
-
-        >>> Tensor([[1, 2, 3]]).pad_to(2, 4, value=7).tolist()
-        [[1, 2, 3, 7], [7, 7, 7, 7]]
-        """
-        sizes = self._sizes_to("pad_to", argfix(shape, *args))
-        for new, size in zip(sizes, self.shape, strict=True):
-            if not is_at_most(size, new):
-                raise ValueError(
-                    f"pad_to: {sizes} is smaller than {self.shape}; use shrink_to to cut off"
-                    f"{_for_all_values(new, size)}"
-                )
-        after = [(0, difference(n, s)) for n, s in zip(sizes, self.shape, strict=True)]
-        return self.pad(after, value=value) if after else self._same()
 
     def _sizes_to(self, what: str, asked: tuple[Any, ...]) -> tuple[Any, ...]:
         """A size for each dimension, of which some may be None."""
@@ -287,112 +227,10 @@ class MovementMixin(GraphValue):
             own if s is None else s for s, own in zip(asked, self.shape, strict=True)
         )
 
-    def _cut_off(self, what: str, pairs: Sequence[tuple[Any, Any]]) -> Self:
-        """Without what negative numbers (before, after) take away."""
-        if not any(least(size) < 0 for pair in pairs for size in pair):
-            return self
-        cut = []
-        for (before, after), size in zip(pairs, self.shape, strict=True):
-            begin = -before if least(before) < 0 else 0
-            end = difference(size, -after) if least(after) < 0 else size
-            if not is_at_most(begin, end):
-                raise ValueError(
-                    f"{what}: ({before}, {after}) cuts off more than the {size} elements of a "
-                    f"dimension of {self.shape}{_for_all_values(begin, end)}"
-                )
-            cut.append((begin, end))
-        return self._shrink(cut)
-
-    def _reflected(self, pairs: Sequence[tuple[Any, Any]]) -> Self:
-        """Mirrored at the edges by so many elements, where they are positive."""
-        x = self
-        for d, (before, after) in enumerate(pairs):
-            size, parts = x.shape[d], [x]
-            if least(before) > 0 or least(after) > 0:
-                for more in (before, after):
-                    if not is_at_most(more + 1, size):
-                        raise ValueError(
-                            f"pad: reflecting {more} elements needs a dimension of {more + 1} or "
-                            f"more, dimension {d} of {self.shape} has {size}"
-                            f"{_for_all_values(more, size)}"
-                        )
-            if least(before) > 0:
-                parts.insert(0, x._cut(d, 1, before + 1).flip(d))
-            if least(after) > 0:
-                parts.append(x._cut(d, difference(size, after + 1), difference(size, 1)).flip(d))
-            x = parts[0].cat(*parts[1:], dim=d) if len(parts) > 1 else x
-        return x
-
-    def _extended(self, mode: str, pairs: Sequence[tuple[Any, Any]]) -> Self:
-        """Elements of the edge, or of the other end, put around."""
-        x = self
-        for d, (before, after) in enumerate(pairs):
-            size = x.shape[d]
-            if before == 0 and after == 0:
-                continue
-            if mode == "circular":
-                for more in (before, after):
-                    if not is_at_most(more, size):
-                        raise ValueError(
-                            f"pad: {more} elements are more than go once around dimension {d} of "
-                            f"{self.shape}, which has {size}{_for_all_values(more, size)}"
-                        )
-                thrice = x.repeat([3 if k == d else 1 for k in range(x.ndim)])
-                x = thrice._cut(d, difference(size, before), total((size, size, after)))
-                continue
-            if not is_at_most(1, size):
-                raise ValueError(
-                    f"pad: dimension {d} of {self.shape} has no elements whose edge to replicate"
-                )
-            edges = [(0, 1, before), (difference(size, 1), size, after)]
-            first, last = [
-                x._cut(d, begin, end).expand([more if k == d else -1 for k in range(x.ndim)])
-                for begin, end, more in edges
-            ]
-            x = first.cat(x, last, dim=d)
-        return x
-
     def _pad(self, sizes: Sequence[Any]) -> Self:
         """Zeros around: before and after each dimension, none negative."""
         static, symbolic = split_sizes(sizes)
         return self._move(Ops.PAD, tuple(zip(static[::2], static[1::2], strict=True)), symbolic)
-
-    def _pad_pairs(self, padding: Sequence[Any]) -> list[tuple[Any, Any]]:
-        pairs = self._pairs(padding)
-        for size in (size for pair in pairs for size in pair):
-            if least(size) < 0 < most(size):
-                raise ValueError(
-                    f"pad: {size} may be negative or positive, from {size.vmin} to {size.vmax}; "
-                    "give the Variable bounds that decide whether to pad or to cut"
-                )
-        return pairs
-
-    def _pairs(self, padding: Sequence[Any]) -> list[tuple[Any, Any]]:
-        if not isinstance(padding, tuple | list):
-            raise TypeError(
-                f"pad: (before, after) for each dimension, or flat numbers, are needed, got "
-                f"{padding!r}"
-            )
-        if all(isinstance(p, int | Node) for p in padding):
-            if len(padding) % 2 or len(padding) > 2 * self.ndim:
-                raise ValueError(
-                    f"pad: numbers come in pairs, at most one for each of the {self.ndim} "
-                    f"dimensions of {self.shape}, got {padding}"
-                )
-            sizes = settled_all(padding)
-            last_first = list(zip(sizes[::2], sizes[1::2], strict=True))
-            return [(0, 0)] * (self.ndim - len(last_first)) + last_first[::-1]
-        if len(padding) != self.ndim or not all(
-            p is None or isinstance(p, tuple | list) for p in padding
-        ):
-            raise ValueError(
-                f"pad: one (before, after) for each of the {self.ndim} dimensions of "
-                f"{self.shape} is needed, got {padding}"
-            )
-        pairs = [(0, 0) if p is None else settled_all(p) for p in padding]
-        if not all(len(p) == 2 and all(isinstance(n, int | Node) for n in p) for p in pairs):
-            raise ValueError(f"pad: (before, after) are two ints, got {padding}")
-        return [(p[0], p[1]) for p in pairs]
 
     # ------------------------------------------------------------ shapes
 
@@ -433,7 +271,7 @@ class MovementMixin(GraphValue):
             raise ValueError("unflatten: a scalar has no dimension; use reshape")
         sizes = settled_all(make_tuple(sizes, 1))
         if sum(1 for s in sizes if s == -1) == 1:
-            left = _quotient(shape[dim : dim + 1], [s for s in sizes if s != -1])
+            left = quotient(shape[dim : dim + 1], [s for s in sizes if s != -1])
             sizes = tuple([left if s == -1 and left is not None else s for s in sizes])
         if product(sizes) != shape[dim]:
             raise ValueError(
@@ -501,7 +339,7 @@ class MovementMixin(GraphValue):
         >>> Tensor.zeros(2, 12, 5).rearrange("... (h w) c -> ... c h w", h=3).shape
         (2, 5, 3, 4)
         """
-        return _rearranged(self, formula, sizes)
+        return rearranged(self, formula, sizes)
 
     def diag(self) -> Self:
         """The square matrix with these elements on its diagonal and 0 elsewhere, of shape (n, n).
@@ -516,7 +354,7 @@ class MovementMixin(GraphValue):
                 f"diag: a matrix is made of shape (n,), got {self.shape}; diagonal reads one"
             )
         (size,) = self.shape
-        rows = self.unsqueeze(-1).pad(((0, 0), (0, size)))  # each one longer than the matrix's
+        rows = self._apart(self.unsqueeze(-1)._pad((0, 0, 0, size)))  # one longer than the matrix's
         return rows.flatten()._cut(0, 0, product((size, size))).reshape(size, size)
 
     def diagonal(self, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Self:
@@ -648,7 +486,7 @@ class MovementMixin(GraphValue):
             raise ValueError(f"chunk: a number of at least 1 is needed, got {chunks}")
         size = self.shape[dim]
         if isinstance(size, Node):
-            each = _quotient([size], [chunks])
+            each = quotient([size], [chunks])
             if each is None:
                 raise ValueError(
                     f"chunk: that {chunks} pieces of one size make up dimension {dim} of "
@@ -702,7 +540,7 @@ class MovementMixin(GraphValue):
                 if not is_at_most(abs(shift), size):
                     raise ValueError(
                         f"roll: a shift by {shift} may go round dimension {axis} of {x.shape} "
-                        f"more than once{_for_all_values(size)}"
+                        f"more than once{for_all_values(size)}"
                     )
                 shift = shift if shift >= 0 else size + shift
                 at = difference(size, shift)
@@ -871,8 +709,9 @@ class MovementMixin(GraphValue):
         shape, size = self.shape, self.shape[axis]
         if d == 1 and k <= s:  # windows do not overlap: rows of a stride, of which k are kept
             need = o * s
-            grow = [(0, max(0, need - size)) if a == axis else (0, 0) for a in range(self.ndim)]
-            x = self.pad(grow)._cut(axis, 0, need)
+            more = max(0, need - size)
+            grow = [more if k == 2 * axis + 1 else 0 for k in range(2 * self.ndim)]
+            x = (self._pad(grow) if more else self)._cut(axis, 0, need)
             x = x.reshape(*shape[:axis], o, s, *shape[axis + 1 :])._cut(axis + 1, 0, k)
         else:
             rows = max(1, ceildiv(o * s - d, size))  # repetitions a row must hold
@@ -973,127 +812,9 @@ def _all_of(what: str, first: Any, rest: Sequence[Any]) -> list[Any]:
     return [first, *rest]
 
 
-# ---------------------------------------------------------------- formulas of rearrange
-
-_JOINED = "(...)"  # what `...` stands for, as parts of one dimension
-_TOKEN = re.compile(r"\s*(\.\.\.|[A-Za-z_]\w*|1(?!\w)|[()])")
-
-
-def _read_side(text: str, formula: str) -> list[list[str]]:
-    """The dimensions of one side, each the names that make it up; none is a size of 1."""
-    groups: list[list[str]] = []
-    inside, at = False, 0
-    text = text.rstrip()
-    while at < len(text):
-        found = _TOKEN.match(text, at)
-        if found is None:
-            raise ValueError(f"rearrange: {text[at:].split()[0]!r} is no name in {formula!r}")
-        token, at = found[1], found.end()
-        if token in "()":
-            if inside == (token == "("):
-                raise ValueError(f"rearrange: the parentheses of {formula!r} do not match")
-            inside = not inside
-            if inside:
-                groups.append([])
-        elif inside:
-            groups[-1] += {"1": [], "...": [_JOINED]}.get(token, [token])
-        else:
-            groups.append([] if token == "1" else [token])
-    if inside:
-        raise ValueError(f"rearrange: the parentheses of {formula!r} do not match")
-    return groups
-
-
-def _rearranged(x: Any, formula: str, sizes: dict[str, int]) -> Any:
-    sides = formula.split("->")
-    if len(sides) != 2:
-        raise ValueError(f'rearrange: one "->" is needed in {formula!r}')
-    left, right = [_read_side(side, formula) for side in sides]
-    names = [name for group in left for name in group]
-    wanted = [name for group in right for name in group]
-    if _JOINED in names:
-        raise ValueError(f"rearrange: on the left of {formula!r} `...` stands outside parentheses")
-    wanted = ["..." if name == _JOINED else name for name in wanted]
-    for name in (*names, *wanted):
-        if names.count(name) != 1 or wanted.count(name) != 1:
-            raise ValueError(f"rearrange: {name!r} must be once on each side of {formula!r}")
-    for name in sizes:
-        if name not in names or name == "...":
-            raise ValueError(f"rearrange: {name!r}, whose size is given, is not in {formula!r}")
-    if ["..."] in left:
-        k = left.index(["..."])
-        rest = [f"...{n}" for n in range(x.ndim - len(left) + 1)]
-        left[k : k + 1] = [[name] for name in rest]
-        right = _with_rest(right, rest)
-    if len(left) != x.ndim:
-        raise ValueError(f"rearrange: {formula!r} does not name the dimensions of {x.shape}")
-    known: dict[str, Any] = {}
-    for group, size in zip(left, x.shape, strict=True):
-        unknown = [name for name in group if name not in sizes]
-        if len(unknown) > 1:
-            raise ValueError(
-                f"rearrange: the sizes of {' and '.join(map(repr, unknown))} do not follow from "
-                f"{x.shape} in {formula!r}; give all but one"
-            )
-        given = [sizes[name] for name in group if name in sizes]
-        left_over = _quotient([size], given) if unknown else 1
-        if left_over is None or product((left_over, *given)) != size:
-            raise ValueError(
-                f"rearrange: a dimension of {size} of {x.shape} is not made up by "
-                f"{' '.join(group) or '1'!r} of sizes {given or 1} in {formula!r}"
-            )
-        known |= dict.fromkeys(unknown, left_over)
-    known |= sizes
-    order = [name for group in left for name in group]
-    wanted = [name for group in right for name in group]
-    apart = x.reshape([known[name] for name in order])
-    moved = apart.permute([order.index(name) for name in wanted])
-    return moved.reshape([product(known[name] for name in group) for group in right])
-
-
-def _with_rest(groups: list[list[str]], rest: list[str]) -> list[list[str]]:
-    """`...` replaced by names: dimensions of their own, or parts of the one it is in."""
-    result: list[list[str]] = []
-    for group in groups:
-        if group == ["..."]:
-            result += [[name] for name in rest]
-        else:
-            result.append([n for name in group for n in (rest if name == _JOINED else [name])])
-    return result
-
-
 # ---------------------------------------------------------------- sizes
 
 
 def _is_size(s: Any) -> bool:
     """Whether this is a number of elements, or the -1 that stands for what is left."""
     return isinstance(s, int) and s >= -1
-
-
-def _quotient(sizes: Sequence[Any], by: Sequence[Any]) -> Any:
-    """The number which, times `by`, makes up as many elements as `sizes`; None if none does."""
-    whole, left, rest = product(sizes), list(sizes), []
-    for size in by:  # what is on both sides cancels out, whatever its value
-        if isinstance(size, Node) and size in left:
-            left.remove(size)
-        else:
-            rest.append(size)
-    part = product(rest)
-    if isinstance(part, int) and part == 0:
-        return None
-    found = settled(product(left) // part)
-    return found if product((found, *by)) == whole else None
-
-
-def _for_all_values(*sizes: Any) -> str:
-    """What to add to a message about sizes that do not hold for all values of a Variable."""
-    names = dict.fromkeys(
-        f"{v.arg.name!r} (from {v.arg.vmin} to {v.arg.vmax})"
-        for size in sizes
-        if isinstance(size, Node)
-        for v in size.postorder()
-        if v.op is Ops.DEFINE_VAR
-    )
-    if not names:
-        return ""
-    return f" for all values of {' and '.join(names)}; give it narrower bounds"

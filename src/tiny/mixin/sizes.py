@@ -171,3 +171,32 @@ def why_unequal(sizes: Iterable[Size]) -> str:
             listed = " and to ".join(map(str, sorted(values)))
             return f"; variable {name!r} is bound to {listed}: realize what has one of them first"
     return ""
+
+
+def quotient(sizes: Sequence[Any], by: Sequence[Any]) -> Any:
+    """The number which, times `by`, makes up as many elements as `sizes`; None if none does."""
+    whole, left, rest = product(sizes), list(sizes), []
+    for size in by:  # what is on both sides cancels out, whatever its value
+        if isinstance(size, Node) and size in left:
+            left.remove(size)
+        else:
+            rest.append(size)
+    part = product(rest)
+    if isinstance(part, int) and part == 0:
+        return None
+    found = settled(product(left) // part)
+    return found if product((found, *by)) == whole else None
+
+
+def for_all_values(*sizes: Any) -> str:
+    """What to add to a message about sizes that do not hold for all values of a Variable."""
+    names = dict.fromkeys(
+        f"{v.arg.name!r} (from {v.arg.vmin} to {v.arg.vmax})"
+        for size in sizes
+        if isinstance(size, Node)
+        for v in size.postorder()
+        if v.op is Ops.DEFINE_VAR
+    )
+    if not names:
+        return ""
+    return f" for all values of {' and '.join(names)}; give it narrower bounds"
