@@ -10,8 +10,8 @@ import pytest
 from conftest import examples
 from tiny import Context, Device, GlobalCounters, Tensor, TinyJit, Variable, dtypes
 from tiny.dtype import _to_np_dtype
-from tiny.storage import in_order, layout, split_view
 from tiny.uop.runtime import JitError
+from tiny.views import in_order, layout, split_view
 
 # ---------------------------------------------------------------- repr
 

@@ -23,6 +23,7 @@ FLOORS = (
     (
         "storage",
         "values",
+        "views",
         "creation",
         "random",
         "randomness",

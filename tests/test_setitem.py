@@ -239,3 +239,14 @@ def test_any_places_of_any_shape_are_written_as_by_numpy(data):
     expected[index] = values
     x[index if data.draw(st.booleans()) else as_tensors(index)] = Tensor(values)
     np.testing.assert_array_equal(x.numpy(), expected)
+
+
+def test_a_write_through_steps_looks_at_no_element():
+    x = Tensor.empty(2**40 + 1, dtype="uint8")  # more than places could be listed of
+    x[::3] = 1
+    assert x.uop.op is Ops.AFTER
+    grid = Tensor.empty(2**20 + 1, 2**20 + 2, dtype="uint8")
+    grid[1::5, ::-7] = 2
+    assert grid.uop.op is Ops.AFTER
+    with pytest.raises(ValueError, match="a padded view"):
+        Tensor.empty(3, 5)._pad([0, 0, 0, 1]).assign(Tensor.zeros(3, 6))

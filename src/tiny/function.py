@@ -14,12 +14,9 @@ from tiny.dtype import DType, dtypes, strong_dtype
 from tiny.mixin.sizes import split_sizes
 from tiny.storage import (
     View,
-    in_order,
     in_turn,
-    memory_below,
     memory_to_write,
     realize_storages,
-    split_view,
     storages_of,
     to_compute,
     write_next,
@@ -28,6 +25,7 @@ from tiny.uop.by_hand import HandKernel, read_kernel
 from tiny.uop.ops import GroupOp, Ops, ParamArg, UOp
 from tiny.uop.runtime import runtime
 from tiny.uop.spec import spec_tensor
+from tiny.views import in_order, memory_below, split_view
 
 __all__ = [
     "CallsMixin",

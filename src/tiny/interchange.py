@@ -11,10 +11,11 @@ from tiny.dtype import DType, DTypeLike, _to_np_dtype, dtypes, strong_dtype, to_
 from tiny.helpers import all_int, fetch, prod
 from tiny.mixin.sizes import most
 from tiny.randomness import RandomMixin
-from tiny.storage import layout, pending_storages, read_files, split_view
+from tiny.storage import pending_storages, read_files
 from tiny.uop.ops import Ops, UOp, sym_infer
 from tiny.uop.runtime import files, is_file, recorder, recorders, refuse_reading, runtime
 from tiny.values import leaf
+from tiny.views import layout, split_view
 
 if TYPE_CHECKING:
     import numpy as np

@@ -11,9 +11,10 @@ from tiny.creation import checked_sizes
 from tiny.dtype import DTypeLike, _to_np_dtype, dtypes, strong_dtype, to_dtype
 from tiny.helpers import all_int, argfix, prod
 from tiny.interchange import InterchangeMixin
-from tiny.storage import compute_readers, give_memory, in_turn, layout, split_view, strides_of
+from tiny.storage import compute_readers, give_memory, in_turn
 from tiny.uop.ops import Ops
 from tiny.uop.runtime import refuse_reading, runtime
+from tiny.views import layout, split_view, strides_of
 
 if TYPE_CHECKING:
     import numpy as np

@@ -15,21 +15,11 @@ from tiny.interchange import opened_file
 from tiny.mixin.sizes import product
 from tiny.older import Function, OlderMixin, TensorType
 from tiny.shared import Cache
-from tiny.storage import (
-    VIEWS,
-    built_again,
-    changes,
-    copied,
-    in_order,
-    in_turn,
-    live_views,
-    memory_below,
-    opened,
-    realize,
-)
+from tiny.storage import built_again, changes, copied, in_turn, live_views, opened, realize
 from tiny.uop.ops import Ops, UOp
 from tiny.uop.runtime import files, is_file, refuse_reading, runtime
 from tiny.values import constant, from_data, is_data, leaf, rounded
+from tiny.views import VIEWS, in_order, memory_below
 
 __all__ = ["Function", "Tensor"]
 

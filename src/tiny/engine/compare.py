@@ -21,10 +21,11 @@ from tiny.engine.holders import made_by, realize_step, settle
 from tiny.engine.memory import buffer_of
 from tiny.engine.replay import HERE, Arguments, CapturedStep, Owner, copy_of
 from tiny.engine.signature import Call, Reader, is_number, leaves, map_arguments, plain
-from tiny.storage import Storage, in_turn, live_views, memory_below, owners
+from tiny.storage import Storage, in_turn, live_views, owners
 from tiny.tensor import Tensor
 from tiny.uop.ops import UOp
 from tiny.uop.runtime import JitError, recorders
+from tiny.views import memory_below
 
 __all__ = ["run_both"]
 

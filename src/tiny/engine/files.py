@@ -16,8 +16,8 @@ import numpy as np
 from tiny.device import Buffer
 from tiny.dtype import DType
 from tiny.runtime.disk import DiskMemory
-from tiny.storage import layout, split_view, strides_of
 from tiny.uop.ops import Ops, UOp
+from tiny.views import layout, split_view, strides_of
 
 __all__ = ["part_of_view", "read_view", "write_view"]
 

@@ -16,22 +16,20 @@ from tiny.dtype import DType
 from tiny.helpers import all_int, prod
 from tiny.mixin.sizes import most, split_sizes
 from tiny.storage import (
-    VIEWS,
     Storage,
     give_memory,
     in_turn,
     live_views,
-    memory_below,
     pending_storages,
     readers_of,
     realize_storages,
-    split_view,
     storages_of,
     take_memory,
     wanted_storages,
 )
 from tiny.tensor import Tensor
 from tiny.uop.ops import Ops, UOp
+from tiny.views import VIEWS, memory_below, split_view
 
 
 @in_turn

@@ -17,15 +17,13 @@ from tiny.engine.realize import check_dtype, compile_linear
 from tiny.helpers import all_int
 from tiny.runtime.disk import file_memory
 from tiny.schedule import BoundSchedule, create_schedule
-from tiny.storage import split_view
-from tiny.uop.ops import BufferArg, GroupOp, Ops, UOp
+from tiny.uop.ops import BufferArg, Ops, UOp
 from tiny.uop.runtime import Announce, JitError, files, is_file, recorder, refuse_reading
+from tiny.views import split_view
 
 __all__ = ["DeviceRuntime", "Stale", "buffer_node", "buffer_of"]
 
 _uids = itertools.count(1)
-
-_VIEWS = GroupOp.Movement | {Ops.BITCAST, Ops.DETACH}
 
 
 class DeviceRuntime:
@@ -203,8 +201,7 @@ class DeviceRuntime:
 
     def is_realized(self, node: UOp) -> bool:
         """Whether the value of a node is in memory."""
-        while node.op in _VIEWS:
-            node = node.src[0]
+        node = split_view(node)
         return node.op is Ops.BUFFER and node.handle is not None and node.handle.is_allocated()
 
     def plan(self, outputs: Sequence[UOp]) -> BoundSchedule:

@@ -26,10 +26,11 @@ from tiny.engine.memory import buffer_node, buffer_of
 from tiny.engine.signature import map_leaves
 from tiny.helpers import DEBUG, all_int
 from tiny.mixin.sizes import most
-from tiny.storage import compute_readers, in_order, pending_count
+from tiny.storage import compute_readers, pending_count
 from tiny.tensor import Tensor
 from tiny.uop.ops import Ops, UOp
 from tiny.uop.runtime import JitError, is_file, runtime
+from tiny.views import in_order
 
 __all__ = ["HERE", "Arguments", "CapturedStep", "Given", "Owner", "copy_of"]
 
