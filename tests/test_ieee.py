@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conftest import examples
+from conftest import FULL, examples
 from evaluate import evaluate
 from ieee_table import ANY_ZERO, SECTIONS, number, page
 from tiny import Tensor
@@ -53,11 +53,18 @@ def check(entry, got, dtype, result_dtype):
         )
 
 
-@pytest.mark.parametrize("device", ["CPU", "PYTHON"])
-@pytest.mark.parametrize("entry, dtype", ENTRIES)
+# the interpreter is slow, and other dtypes take the same path there: all in full runs
+_INTERPRETED = (dtypes.float32, dtypes.bfloat16, dtypes.int32)
+RUNS = [
+    pytest.param(*entry.values, device, id=f"{entry.id}-{device}")
+    for device in ("CPU", "PYTHON")
+    for entry in ENTRIES
+    if device == "CPU" or FULL or entry.values[1] in _INTERPRETED
+]
+
+
+@pytest.mark.parametrize("entry, dtype, device", RUNS)
 def test_entries_hold_for_values_from_memory(entry, dtype, device):
-    if device == "PYTHON" and dtype not in (dtypes.float32, dtypes.bfloat16, dtypes.int32):
-        pytest.skip("slow; the other dtypes take the same path there")
     columns = [
         [number(v, dtype) for v in column]
         for column in zip(*[r[0] for r in entry.rows], strict=True)

@@ -341,7 +341,9 @@ class CallsMixin(View):
         >>> Tensor([1.0, 2]).ufix(3).shape
         ()
         """
-        return x if isinstance(x, View) else self._scalar(x)  # type: ignore
+        mine: Any = self  # Tensor has the protocol of the mixins
+        operand: Any = x if isinstance(x, View) else mine._scalar(x)
+        return operand
 
     def usum(self, *uops: Any) -> Self:
         """The sum of this tensor and others, or numbers.
