@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from tiny.helpers import all_int, prod
 from tiny.uop.ops import GroupOp, Ops, UOp
+
+if TYPE_CHECKING:
+    import numpy as np
 
 VIEWS = GroupOp.Movement | {Ops.DETACH, Ops.BITCAST}
 
@@ -188,14 +192,25 @@ def reads_padding(uop: UOp, root: UOp) -> bool:
 
     places = np.arange(prod(root.shape)).reshape(root.shape)
     for step in reversed(chain):
-        if step.op is Ops.RESHAPE:
-            places = places.reshape(step.arg)
-        elif step.op is Ops.PERMUTE:
-            places = places.transpose(step.arg)
-        elif step.op is Ops.FLIP:
-            places = np.flip(places, step.arg)
-        elif step.op is Ops.SHRINK:
-            places = places[tuple(slice(begin, end) for begin, end in step.arg)]
-        elif step.op is Ops.PAD:
-            places = np.pad(places, step.arg, constant_values=-1)
+        places = moved(places, step, padding=-1)
     return bool((places < 0).any())
+
+
+def moved(array: np.ndarray[Any, Any], step: UOp, padding: int = 0) -> np.ndarray[Any, Any]:
+    """An array as a step of movement over it has its elements; other steps leave it as it is."""
+    import numpy as np
+
+    match step.op:
+        case Ops.RESHAPE:
+            return array.reshape(step.arg)
+        case Ops.PERMUTE:
+            return array.transpose(step.arg)
+        case Ops.EXPAND:
+            return np.broadcast_to(array, step.arg)
+        case Ops.PAD:
+            return np.pad(array, step.arg, constant_values=padding)
+        case Ops.SHRINK:
+            return array[tuple([slice(begin, end) for begin, end in step.arg])]
+        case Ops.FLIP:
+            return np.flip(array, step.arg)
+    return array

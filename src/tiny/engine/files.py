@@ -8,7 +8,7 @@ made on the host, of the part below it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -16,8 +16,8 @@ import numpy as np
 from tiny.device import Buffer
 from tiny.dtype import DType
 from tiny.runtime.disk import DiskMemory
-from tiny.uop.ops import Ops, UOp
-from tiny.views import layout, split_view, strides_of
+from tiny.uop.ops import GroupOp, UOp
+from tiny.views import layout, moved, split_view, strides_of
 
 __all__ = ["part_of_view", "read_view", "write_view"]
 
@@ -39,7 +39,7 @@ def read_view(buffer: Buffer, view: UOp, into: memoryview) -> None:
     array = np.empty([n for n, _ in dims], f"u{itemsize}")
     _read_strided(memory, array, begin, dims, itemsize)
     for step in rest:
-        array = _MOVES[step.op](array, step.arg)
+        array = moved(array, step)
     flat = np.frombuffer(into, array.dtype).reshape(array.shape)
     flat[...] = array
 
@@ -85,7 +85,7 @@ def _split(view: UOp) -> tuple[UOp, list[UOp]]:
                 f"a view of a file has sizes that are known, not {view.shape}; move the file's "
                 'tensor first, with .to("CPU") say'
             )
-        if view.op in _MOVES:
+        if view.op in GroupOp.Movement:
             steps.append(view)
         view = view.src[0]
     return view, steps[::-1]
@@ -133,13 +133,3 @@ def _offsets(dims: Dims) -> Iterator[int]:
     """How far each element is from the first one, in order."""
     for index in np.ndindex(*[n for n, _ in dims]):
         yield sum(k * s for k, (_, s) in zip(index, dims, strict=True))
-
-
-_MOVES: dict[Ops, Callable[[Any, Any], Any]] = {
-    Ops.RESHAPE: lambda array, shape: array.reshape(shape),
-    Ops.PERMUTE: lambda array, order: array.transpose(order),
-    Ops.EXPAND: np.broadcast_to,
-    Ops.PAD: lambda array, widths: np.pad(array, widths, constant_values=0),
-    Ops.SHRINK: lambda array, bounds: array[tuple([slice(*pair) for pair in bounds])],
-    Ops.FLIP: np.flip,
-}

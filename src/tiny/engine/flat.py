@@ -65,6 +65,7 @@ _EXACTLY: dict[Ops, int] = {
     Ops.CONST: 0,
     Ops.DEFINE_VAR: 0,
     Ops.PARAM: 0,
+    Ops.DEFINE_LOCAL: 0,
     Ops.RANGE: 1,
     Ops.CAST: 1,
     Ops.BITCAST: 1,
@@ -79,6 +80,10 @@ _AT_LEAST: dict[Ops, int] = {
     Ops.INDEX: 1,
     Ops.SINK: 1,
     Ops.MATH: 1,
+    # of kernels that run as they are written by hand
+    Ops.END: 2,
+    Ops.AFTER: 2,
+    Ops.GROUP: 1,
 }
 _WITH_ARGS = frozenset(
     {
@@ -91,12 +96,9 @@ _WITH_ARGS = frozenset(
         Ops.STORE,
         Ops.SINK,
         Ops.MATH,
+        Ops.DEFINE_LOCAL,
     }
 )
-# of kernels that run as they are written by hand
-_EXACTLY[Ops.DEFINE_LOCAL] = 0
-_AT_LEAST.update({Ops.END: 2, Ops.AFTER: 2, Ops.GROUP: 1})
-_WITH_ARGS |= {Ops.DEFINE_LOCAL}
 _DTYPES = {**DTYPES_DICT, dtypes.void.name: dtypes.void, dtypes.index.name: dtypes.index}
 
 
