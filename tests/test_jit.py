@@ -67,6 +67,21 @@ def test_replays_equal_plain_runs_and_build_nothing(monkeypatch):
     assert len(jitted.captures) == 1
 
 
+@pytest.mark.parametrize("result", [None, (), [], {}, 5])
+def test_a_step_may_return_no_tensor(result):
+    x = Tensor.zeros(3).contiguous().realize()
+
+    def step():
+        x.assign(x + 1).realize()
+        return result
+
+    jitted = TinyJit(step)
+    for k in range(CALLS):
+        assert jitted() == result
+        np.testing.assert_array_equal(x.numpy(), [k + 1.0] * 3)
+    assert len(jitted.captures) == 1
+
+
 def test_results_are_not_overwritten_by_later_calls():
     f = TinyJit(lambda x: (x + 1, x * 2))
     xs = inputs(7)

@@ -76,19 +76,25 @@ def capture_step(
     check_sharing(traced.arguments, capture)
     # The function's own tensors go; whoever keeps one would not see what a replay makes instead.
     template = map_leaves(traced.result, lambda x: HERE if _is_result(x) else x)
-    results = [traced.handed_out(t) for t in outputs]
-    for old, new in zip(outputs, results, strict=True):
-        new.grad = old.grad
+    results = _handed_out(traced, outputs)
     step = CapturedStep(
         capture, recipe, template, _hold(capture, recording, traced.had), traced.call
     )
     step.kept = [owner for owner, _ in traced.gradients]
     given, had = [weakref.ref(t) for t in traced.given], traced.had
-    del traced, outputs, old
+    del traced, outputs
     owners = _escaped(recording.token, results, given)
     _note_gradients(step, owners, call.tensors, results, had)
     rest = iter(results)
     return step, map_leaves(template, lambda x: next(rest) if x is HERE else x)
+
+
+def _handed_out(traced: _Traced, outputs: list[Tensor]) -> list[Tensor]:
+    """New tensors in the place of the function's own, with their gradients."""
+    results = [traced.handed_out(t) for t in outputs]
+    for own, new in zip(outputs, results, strict=True):
+        new.grad = own.grad
+    return results
 
 
 class _Traced:
