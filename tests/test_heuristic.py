@@ -162,6 +162,16 @@ def test_short_reductions_are_unrolled_whole():
     assert 3 in [o.arg for o in found[UNROLL]]
 
 
+def test_each_loop_nest_of_a_row_has_lanes():
+    """What a row's sum is needed for has loops of its own, and is often the most work."""
+    i, j, r = out(512, 0), out(1024, 1), red(1024, 2)
+    x = param(1, 512, 1024)
+    total = x.index(i, r).reduce(r)
+    ast = sink(param(0, 512, 1024).index(i, j).store(x.index(i, j) - total))
+    assert {o.axis for o in chosen(ast)[VEC]} == {1, 2}
+    assert [o.axis for o in chosen(ast)[THREAD]] == [0]
+
+
 def test_threads_share_a_long_sum_of_few_outputs_in_blocks():
     r = red(1 << 24, 0)
     one = UOp.const(0, dtypes.index)

@@ -79,7 +79,8 @@ class _Choice:
     def opts(self) -> tuple[Opt, ...]:
         """All of them, in the order in which they are applied."""
         main, sums = self.nests[0], [n for n in self.nests if n.sums]
-        is_one_sum = len(self.nests) == 2 and len(sums) == 1
+        # one whose users have loops of their own gets lanes for those as well
+        is_one_sum = len(self.nests) == 2 and len(sums) == 1 and not self.nests[1].mask & ~main.mask
         # nothing is read that is written, and sums need no order
         may_arrange = not self.kernel.is_in_place and not self.kernel.strict
         if is_one_sum and may_arrange and self.contraction(main):
