@@ -257,6 +257,7 @@ BEAM = ContextVar("BEAM", 0, effective=False)
 NOOPT = ContextVar("NOOPT", 0)
 # of TinyJit: 0 runs functions plainly, 2 starts kernels one by one, 3 runs both and compares
 JIT = ContextVar("JIT", 1, choices=(0, 1, 2, 3))
+PACKED_MB = ContextVar("PACKED_MB", 1024)  # of weights that captured steps keep packed; 0: none
 JIT_BATCH_SIZE = ContextVar("JIT_BATCH_SIZE", 32, effective=False)
 IMAGE = ContextVar("IMAGE", 0, effective=False)
 FLOAT16 = ContextVar("FLOAT16", 0, effective=False)

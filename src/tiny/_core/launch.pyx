@@ -201,8 +201,10 @@ cdef class HostMemory:
     """Bytes of host memory: its own (64-byte aligned), a part of another, or those of an object.
 
     It has the buffer protocol, and lives as long as anything that looks into it. `users` counts
-    who does: exported buffers and parts. Fresh memory holds anything. MemoryError says how many
-    bytes were asked for.
+    who does: exported buffers and parts. `changes` counts what may have written to it: kernels,
+    copies, and buffers exported for writing, as they begin and as they end; so memory whose count is
+    as before, and that has no users, has the contents that it had. Fresh memory holds anything.
+    MemoryError says how many bytes were asked for.
     """
 
     cdef void *c_raw          # to be freed; NULL where the memory belongs to another
@@ -213,6 +215,7 @@ cdef class HostMemory:
     cdef Py_buffer foreign
     cdef bint is_foreign
     cdef readonly bint writable
+    cdef int64_t change_count  # of the memory that this is a part of, there
 
     def __cinit__(self, Py_ssize_t nbytes=0, *, HostMemory part_of=None, Py_ssize_t offset=0,
                   object shared=None):
@@ -254,15 +257,33 @@ cdef class HostMemory:
         """Where it begins."""
         return <uintptr_t>self.c_data
 
+    @property
+    def changes(self) -> int:
+        """How often it may have been written to, or what it is a part of."""
+        cdef HostMemory it = self
+        while it.whole is not None:
+            it = it.whole
+        return it.change_count
+
+    cdef void changed(self) noexcept:
+        cdef HostMemory it = self
+        while it.whole is not None:
+            it = it.whole
+        it.change_count += 1
+
     def __len__(self):
         return self.nbytes
 
     def __getbuffer__(self, Py_buffer *buffer, int flags):
         PyBuffer_FillInfo(buffer, self, self.c_data, self.nbytes, not self.writable, flags)
         self.users += 1
+        if self.writable:
+            self.changed()
 
     def __releasebuffer__(self, Py_buffer *buffer):
         self.users -= 1
+        if self.writable:
+            self.changed()
 
 
 def copy_memory(HostMemory to, HostMemory source, size_t nbytes):
@@ -272,8 +293,10 @@ def copy_memory(HostMemory to, HostMemory source, size_t nbytes):
             f"cannot copy {nbytes} bytes of {source.nbytes} to {to.nbytes} "
             f"{'writable' if to.writable else 'read-only'} bytes"
         )
+    to.changed()
     with nogil:
         memmove(to.c_data, source.c_data, nbytes)
+    to.changed()
 
 
 def fill_memory(HostMemory memory, uint64_t pattern) -> None:
@@ -281,10 +304,12 @@ def fill_memory(HostMemory memory, uint64_t pattern) -> None:
     cdef Py_ssize_t i, whole = memory.nbytes // 8
     if not memory.writable:
         raise ValueError("this memory is read-only")
+    memory.changed()
     with nogil:
         for i in range(whole):
             memcpy(memory.c_data + 8 * i, &pattern, 8)
         memcpy(memory.c_data + 8 * whole, &pattern, memory.nbytes - 8 * whole)
+    memory.changed()
 
 
 @cython.final
@@ -599,7 +624,8 @@ cdef class HostKernel:
     """A compiled kernel, called with the memory of its buffers and the values of its variables.
 
     `phases` are (address, count) in order. `kinds` has a byte for each variable: i for integers
-    (they wrap to 64 bits), f for float32, d for float64. `code` is what keeps the machine code
+    (they wrap to 64 bits), f for float32, d for float64. `written` has a byte for each buffer, 0 for
+    one that is only read; without it all are written. `code` is what keeps the machine code
     loaded; it is let go of with the kernel. Each thread gets `scratch_nbytes` of memory of its own
     and all together `shared_nbytes`, aligned to 64 bytes, with anything in it. If not `parallel`,
     one thread does all the steps. Several threads may call it at once. A call returns when all is
@@ -613,6 +639,7 @@ cdef class HostKernel:
     cdef readonly size_t scratch_nbytes
     cdef readonly size_t shared_nbytes
     cdef readonly bint parallel
+    cdef readonly bytes written
     cdef object code
     cdef _Phase *c_phases
     cdef _Step step
@@ -621,6 +648,7 @@ cdef class HostKernel:
     def __cinit__(
         self, str name, tuple phases, Py_ssize_t buffers, bytes kinds, object code,
         Py_ssize_t scratch_nbytes=0, Py_ssize_t shared_nbytes=0, bint parallel=True,
+        bytes written=None,
     ):
         if kinds.strip(b"ifd"):
             raise ValueError(f"kinds of variables are i, f and d, got {kinds!r}")
@@ -632,6 +660,11 @@ cdef class HostKernel:
         self.name, self.phases, self.buffers, self.kinds = name, phases, buffers, kinds
         self.scratch_nbytes, self.shared_nbytes = scratch_nbytes, shared_nbytes
         self.parallel, self.code = parallel, code
+        self.written = b"\1" * buffers if written is None else written
+        if len(self.written) != buffers:
+            raise ValueError(
+                f"kernel {name}: {len(self.written)} bytes say which of {buffers} buffers are written"
+            )
         self.widest = 1
         self.c_phases = <_Phase *>_zeros(len(phases) * sizeof(_Phase))
         self.step.c_phases, self.step.phase_count = self.c_phases, len(phases)
@@ -661,6 +694,7 @@ cdef class HostKernel:
             if table == NULL:
                 raise MemoryError(f"could not allocate the {n + m} arguments of {self.name}")
         cdef const char *kinds = self.kinds
+        cdef const char *written = self.written
         cdef Py_ssize_t i
         cdef _Call call
         call.c_steps, call.step_count, call.c_table = &self.step, 1, table
@@ -668,9 +702,14 @@ cdef class HostKernel:
         try:
             for i in range(n):
                 table[i] = <uint64_t><uintptr_t>(<HostMemory?>buffers[i]).c_data
+                if written[i]:
+                    (<HostMemory>buffers[i]).changed()
             for i in range(m):
                 _convert(<_Slot *>&table[n + i], kinds[i], variables[i])
             _run(&call, self.widest, self.scratch_nbytes, self.shared_nbytes)
+            for i in range(n):
+                if written[i]:
+                    (<HostMemory>buffers[i]).changed()
         finally:
             if table != on_stack:
                 free(table)
@@ -729,6 +768,7 @@ cdef class HostReplay:
     cdef Py_ssize_t part_count
     cdef Py_ssize_t *c_least     # bytes that each slot must have for its copies and parts
     cdef char *c_written         # whether copies write to each slot
+    cdef char *c_changed         # whether any step does
     cdef char *c_kinds           # of each variable; 0 if no step uses it
     cdef int64_t widest
     cdef size_t scratch_nbytes
@@ -747,6 +787,7 @@ cdef class HostReplay:
         self.c_sources = <Py_ssize_t *>_zeros(self.arguments * sizeof(Py_ssize_t))
         self.c_least = <Py_ssize_t *>_zeros(slots * sizeof(Py_ssize_t))
         self.c_written = <char *>_zeros(slots)
+        self.c_changed = <char *>_zeros(slots)
         self.c_kinds = <char *>_zeros(variables)
         self.c_parts = <_Part *>_zeros(self.part_count * sizeof(_Part))
         for number, (whole, offset, nbytes) in enumerate(self.parts):
@@ -761,7 +802,7 @@ cdef class HostReplay:
                 self.c_sources[first] = slots + self.part_count + <Py_ssize_t>variable
                 first += 1
             if isinstance(what, HostKernel):
-                self._add_kernel(number, what, numbers)
+                self._add_kernel(number, what, its_slots, numbers)
             else:
                 self._add_copy(number, what, its_slots)
 
@@ -770,6 +811,7 @@ cdef class HostReplay:
         free(self.c_sources)
         free(self.c_least)
         free(self.c_written)
+        free(self.c_changed)
         free(self.c_kinds)
         free(self.c_parts)
 
@@ -796,9 +838,14 @@ cdef class HostReplay:
                     )
         return 0
 
-    cdef int _add_kernel(self, Py_ssize_t number, HostKernel kernel, numbers) except -1:
+    cdef int _add_kernel(
+        self, Py_ssize_t number, HostKernel kernel, its_slots, numbers
+    ) except -1:
         cdef char kind
-        cdef Py_ssize_t first = self.c_steps[number].first
+        cdef Py_ssize_t first = self.c_steps[number].first, slot, k
+        for k, slot in enumerate(its_slots):
+            if kernel.written[k]:
+                self.c_changed[self._whole(slot)] = 1
         self.c_steps[number] = kernel.step
         self.c_steps[number].first = first
         self.widest = max(self.widest, kernel.widest)
@@ -814,8 +861,13 @@ cdef class HostReplay:
             self.c_kinds[<Py_ssize_t>variable] = kind
         return 0
 
+    cdef Py_ssize_t _whole(self, Py_ssize_t slot):
+        """The slot given in a call that this is, or is a part of."""
+        return slot if slot < self.slots else self.c_parts[slot - self.slots].whole
+
     cdef int _add_copy(self, Py_ssize_t number, HostCopy copy, its_slots) except -1:
         cdef Py_ssize_t slot, whole, before, k
+        self.c_changed[self._whole(its_slots[0])] = 1
         self.c_steps[number].phase_count, self.c_steps[number].nbytes = 1, copy.nbytes
         for k, slot in enumerate(its_slots):
             whole, before = slot, 0
@@ -865,6 +917,9 @@ cdef class HostReplay:
             for i in range(self.arguments):
                 table[given + i] = table[self.c_sources[i]]
             _run(&call, self.widest, self.scratch_nbytes, self.shared_nbytes)
+            for i in range(self.slots):
+                if self.c_changed[i]:
+                    (<HostMemory>memory[i]).changed()
             if settings is not None:
                 _publish(settings)
             return [call.c_seconds[i] for i in range(self.step_count)] if times else None
@@ -884,6 +939,8 @@ cdef class HostReplay:
                     f"{self.c_least[i]}{' writable ones' if self.c_written[i] else ''}"
                 )
             given[i] = <uint64_t><uintptr_t>piece.c_data
+            if self.c_changed[i]:
+                piece.changed()
         for i in range(self.part_count):
             given[self.slots + i] = given[self.c_parts[i].whole] + self.c_parts[i].offset
         for i in range(self.variables):

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from tiny.codegen.lower.by_hand import lower_by_hand
 from tiny.codegen.opt import Kernel, KernelOptError, Opt, OptOps
-from tiny.codegen.program import LinearProgram, Phase, ProgramParam
+from tiny.codegen.program import LinearProgram, PackedProgram, Packing, Phase, ProgramParam
 from tiny.helpers import NOOPT, SPEC, STRICT_REDUCE
 from tiny.shared import Cache
 from tiny.uop.ops import GroupOp, Ops, UOp
@@ -14,7 +14,18 @@ from tiny.uop.structure import check_kernel, check_program
 from tiny.uop.target import Target
 from tiny.uop.written import is_by_hand
 
-__all__ = ["KernelOptError", "LinearProgram", "Opt", "OptOps", "Phase", "ProgramParam", "lower"]
+__all__ = [
+    "KernelOptError",
+    "LinearProgram",
+    "Opt",
+    "OptOps",
+    "PackedProgram",
+    "Packing",
+    "Phase",
+    "ProgramParam",
+    "lower",
+    "lower_packed",
+]
 
 _MEMORY_AND_LOOPS = {Ops.PARAM, Ops.INDEX, Ops.STORE, Ops.STAGE, Ops.RANGE, Ops.REDUCE, Ops.SINK}
 _PARTS = GroupOp.Elementwise | _MEMORY_AND_LOOPS | {Ops.CONST, Ops.DEFINE_VAR}
@@ -51,6 +62,31 @@ def _lower(ast: UOp, target: Target, opts: tuple[Opt, ...] | None) -> LinearProg
     if SPEC:
         check_program(program)
     return program
+
+
+def lower_packed(
+    kernel: UOp, target: Target, slots: Collection[int], opts: Sequence[Opt] | None = None
+) -> PackedProgram | None:
+    """The program of a kernel that gets operands packed, and what packs them.
+
+    `slots` are those of PARAMs whose contents stay the same from run to run, so packing is done
+    once. None if it reads none of them packed. Otherwise as `lower`.
+    """
+    if NOOPT or is_by_hand(kernel) or (kernel.arg is not None and kernel.arg.opts_to_apply):
+        return None
+    made = Kernel(kernel, target, slots)
+    if opts is None:
+        made.hand_coded_optimizations()
+    for opt in opts or ():
+        made.apply_opt(opt)
+    packings = made.packings()
+    if not packings:
+        return None
+    program = made.to_program()
+    if SPEC:
+        for each in (program, *[p.program for p in packings]):
+            check_program(each)
+    return PackedProgram(program, packings)
 
 
 def _is_made_of_parts(kernel: UOp) -> bool:

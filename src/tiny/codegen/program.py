@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from tiny.dtype import DType
 from tiny.uop.ops import UOp
 
-__all__ = ["LinearProgram", "Phase", "ProgramParam"]
+__all__ = ["LinearProgram", "PackedProgram", "Packing", "Phase", "ProgramParam"]
 
 
 @dataclass(frozen=True)
@@ -60,3 +60,27 @@ class LinearProgram:
     def uops(self) -> tuple[UOp, ...]:
         """The operations of all phases."""
         return tuple(u for phase in self.phases for u in phase.uops)
+
+
+class Packing(NamedTuple):
+    """A program that packs the contents of one buffer into another.
+
+    Its params are slot `source` of the kernel that reads them, and what it fills: slot `slot`, with
+    `size` elements.
+    """
+
+    program: LinearProgram
+    source: int
+    slot: int
+    size: int
+    dtype: DType
+
+
+class PackedProgram(NamedTuple):
+    """A kernel some of whose operands are packed before it runs, by `packings`.
+
+    Slots that no packing fills are those of the kernel.
+    """
+
+    program: LinearProgram
+    packings: tuple[Packing, ...]

@@ -39,6 +39,7 @@ __all__ = [
     "compile_kernel",
     "compile_linear",
     "forget_kernels",
+    "lowering_settings",
     "run_linear",
 ]
 
@@ -65,7 +66,7 @@ _kernels: Cache[tuple[Any, ...], CompiledKernel] = Cache("kernels", MOST_KERNELS
 _schedules: Cache[tuple[Any, ...], CompiledSchedule] = Cache("compiled schedules", MOST_SCHEDULES)
 
 
-def _settings() -> tuple[bool, ...]:
+def lowering_settings() -> tuple[bool, ...]:
     """The context variables that code generation reads."""
     return bool(NOOPT), bool(STRICT_REDUCE)
 
@@ -76,7 +77,7 @@ def compile_kernel(kernel: UOp, device: Compiled) -> CompiledKernel:
     CompileError says which kernel and carries its source; TypeError names a dtype that the device
     lacks, and the devices that have it.
     """
-    key = (kernel, device, *_settings())
+    key = (kernel, device, *lowering_settings())
     return _kernels.get(key) or _kernels.put(key, _compile(kernel, device))
 
 
@@ -387,7 +388,7 @@ def compile_linear(schedule: Schedule | Linear) -> CompiledSchedule:
     """
     if isinstance(schedule, Linear):
         return compile_linear(schedule.schedule)
-    key = (id(schedule), DEV.value, *_settings())
+    key = (id(schedule), DEV.value, *lowering_settings())
     return _schedules.get(key) or _schedules.put(key, CompiledSchedule(schedule))
 
 

@@ -57,6 +57,7 @@ class CPUDevice(Compiled):
             program.scratch_nbytes,
             program.shared_nbytes,
             parallel=serial_seconds(program) > WORTH_THREADS,
+            written=bytes([param.written for param in program.params]),
         )
 
 

@@ -102,7 +102,7 @@ class NestCost:
         """Whether an operand is better read from memory of its own, being read often enough."""
         if not access.is_packable or not self.nest.sums:
             return False
-        if self.points < REUSE * WIDEST_TILE * access.size:
+        if self.points < REUSE * WIDEST_TILE * access.size and not access.is_kept:
             return False
         is_padded = access.gate and self.nest.condition & access.gate != access.gate
         if access.work or is_padded:
@@ -174,6 +174,8 @@ class _Body:
                 self.apart.setdefault(load.mask, []).append((load, True, slots))
             if cost.is_packed(load, self.lane):
                 self.packing += load.size * fill_cost(load, self.lane)
+                if load.is_kept:
+                    continue
                 self.code += FILL_CODE if fill_cost(load, self.lane) == FILL else FILL_CODE_APART
             elif load.work:
                 count(load.mask, 0, load.work)
@@ -251,6 +253,8 @@ class _Body:
 
 def fill_cost(access: Access, lane: int) -> float:
     """Cycles to pack an element: vectors of it, or a transposition, or one by one."""
+    if access.is_kept:
+        return 0.0
     if lane < 0 or not access.mask >> lane & 1 or access.is_contiguous(lane):
         return FILL
     return FILL_APART

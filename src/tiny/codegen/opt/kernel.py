@@ -8,7 +8,8 @@ from tiny.codegen.lower import linearize
 from tiny.codegen.opt.heuristic import choose_opts
 from tiny.codegen.opt.opts import Opt
 from tiny.codegen.opt.splits import SplitKernel
-from tiny.codegen.program import LinearProgram, ProgramParam
+from tiny.codegen.opt.tiling import Fill
+from tiny.codegen.program import LinearProgram, Packing, ProgramParam
 from tiny.uop.ops import GroupOp, Ops
 
 __all__ = ["Kernel"]
@@ -60,10 +61,34 @@ class Kernel(SplitKernel):
             shared_nbytes=tiled.shared_nbytes,
         )
 
+    def packings(self) -> tuple[Packing, ...]:
+        """What packs the operands that are packed before the program runs."""
+        self.tiled()
+        return tuple([self._packing(fill) for fill in self.fills])
+
+    def _packing(self, fill: Fill) -> Packing:
+        (store,) = fill.kernel.sink.src
+        (source,) = [n for n in store.src[1].postorder() if n.op is Ops.PARAM]
+        into, size = fill.memory, math.prod(fill.memory.arg.shape)
+        params = (
+            ProgramParam(source.arg.slot, source.dtype, source.arg.shape, True, False),
+            ProgramParam(into.arg.slot, into.dtype, into.arg.shape, False, True),
+        )
+        program = LinearProgram(
+            name=f"pack_{'_'.join(map(str, into.arg.shape))}",
+            phases=linearize(fill.kernel, self.target),
+            params=params,
+            variables=(),
+            nbytes=sum(math.prod(p.shape) * p.dtype.itemsize for p in params),
+        )
+        return Packing(program, source.arg.slot, into.arg.slot, size, into.dtype)
+
 
 def _params(kernel: SplitKernel) -> tuple[ProgramParam, ...]:
-    """The buffers of a kernel, by slot."""
-    read = {n.src[0] for n in kernel.loads if n.src[0].op is Ops.PARAM}
+    """The buffers of a kernel, by slot: operands that were packed before are where that is."""
+    loads = [n for k, n in enumerate(kernel.loads) if k not in kernel.kept & kernel.staged.keys()]
+    read = {n.src[0] for n in loads if n.src[0].op is Ops.PARAM}
+    read |= {fill.memory for fill in kernel.fills}
     params = sorted(read | kernel.written, key=lambda p: p.arg.slot)
     return tuple(
         [

@@ -129,6 +129,8 @@ class Loops:
 
         Where it is filled least; of equal ones at the innermost, where it is smallest.
         """
+        if load.is_kept:
+            return -1, 0.0
         tile = self.tile
         has_lanes = tile.lane >= 0 and load.mask >> tile.lane & 1
         lanes = min(tile.lanes, self.full[tile.lane]) if has_lanes else 1

@@ -58,6 +58,7 @@ class Access:
     and is empty if one of them is no sum of multiples of axes. `gate` are the axes that its
     condition depends on. `number` is that of the load in `Kernel.loads`, -1 for a store. `work`
     counts the instructions that make a value of it alone, which are saved where that is packed.
+    Where an operand `is_kept`, packing it costs a run nothing.
     """
 
     mask: int
@@ -69,6 +70,7 @@ class Access:
     number: int
     is_packable: bool
     work: float = 0.0
+    is_kept: bool = False
 
     def is_contiguous(self, axis: int) -> bool:
         """Whether neighbours along an axis are neighbours in memory."""
@@ -258,4 +260,5 @@ def _access(index: UOp, kernel: SplitKernel, number: int, work: float = 0.0) -> 
         number,
         memory.op is Ops.PARAM and is_affine and memory not in kernel.written,
         work,
+        number in kernel.kept,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Self
 
@@ -12,7 +13,7 @@ from tiny.codegen.lower.indices import linear_form
 from tiny.codegen.lower.tiled import TiledKernel, axis_masks
 from tiny.codegen.opt.axes import Axis, Split, copies_of
 from tiny.codegen.opt.opts import KernelOptError, Opt, OptOps
-from tiny.codegen.opt.tiling import Tiling
+from tiny.codegen.opt.tiling import Fill, Tiling
 from tiny.helpers import STRICT_REDUCE, colored
 from tiny.uop.ops import AxisType, Ops, UOp
 from tiny.uop.target import Target
@@ -40,9 +41,12 @@ class SplitKernel:
     what is stored first, then those of STAGEs; then those of the reductions, by number; then the
     blocks, as they were made. An Opt changes an axis, or the order in which loops nest; it never
     changes what the kernel computes but for the order in which a reduction adds up.
+
+    What the PARAMs numbered `kept` hold is the same in many runs, as weights are: where it is
+    packed, that is done once before the kernel runs, and not by it.
     """
 
-    def __init__(self, ast: UOp, target: Target) -> None:
+    def __init__(self, ast: UOp, target: Target, kept: Collection[int] = ()) -> None:
         self.strict = bool(STRICT_REDUCE)
         self.ast, self.target = place_conditions(ast, self.strict), target
         order = self.ast.postorder()
@@ -58,9 +62,9 @@ class SplitKernel:
         self.axes = [Axis(r, _constant(r.src[0]), r in reduced) for r in ranges]
         self.first_reduce = sum(not a.is_reduce for a in self.axes)
         # of such a kernel: those along which what goes to one place lies side by side
-        kept = set(self.ast.src[0].src[2:])
+        fixed = set(self.ast.src[0].src[2:])
         self.free_axes = [
-            k for k, a in enumerate(self.axes) if not a.is_reduce and a.range not in kept
+            k for k, a in enumerate(self.axes) if not a.is_reduce and a.range not in fixed
         ]
         self.number_of = {a.range: k for k, a in enumerate(self.axes)}
         self.masks = axis_masks(order, {r: 1 << k for k, r in enumerate(ranges)})
@@ -77,8 +81,11 @@ class SplitKernel:
             if s.op is Ops.INDEX and not (n.op is Ops.STORE and k == 0)
         }
         self.loads = [n for n in order if n in loads]
+        params = [(k, n.src[0]) for k, n in enumerate(self.loads) if n.src[0].op is Ops.PARAM]
+        self.kept = frozenset([k for k, p in params if p.arg.slot in kept])  # numbers of loads
         self.is_in_place = any(n.src[0] in self.written for n in self.loads)
         self._tiled: TiledKernel | None = None
+        self.fills: tuple[Fill, ...] = ()  # of what is tiled
 
     def _find_nests(self, order: list[UOp]) -> list[int]:
         """The sets of axes that loop nests go over: of stores, of reductions, of STAGEs."""
@@ -271,6 +278,8 @@ class SplitKernel:
         check(load.src[0].op is Ops.PARAM, opt, "the operand is staged already")
         check(opt.arg not in self.staged, opt, "the operand is staged already")
         check(load.src[0] not in self.written, opt, "the kernel writes the operand's buffer")
+        is_outside = opt.axis is None or opt.arg not in self.kept
+        check(is_outside, opt, "what is packed before the kernel runs is so outside of all loops")
         self.staged[opt.arg] = opt.axis
 
     def _split(self, opt: Opt, number: int) -> None:
@@ -384,9 +393,12 @@ class SplitKernel:
                 tuple(self.axes), tuple(self.nest_order), tuple(self._vector_lanes), self.strict
             )
             staged = {self.loads[k]: axis for k, axis in self.staged.items()}
-            self._tiled = Tiling(
-                self.ast, self.masks, split, staged, self.is_in_place, self.target
-            ).kernel()
+            kept = [self.loads[k] for k in self.kept]
+            tiling = Tiling(
+                self.ast, self.masks, split, staged, kept, self.is_in_place, self.target
+            )
+            self._tiled = tiling.kernel()
+            self.fills = tuple(tiling.fills)
         return self._tiled
 
 

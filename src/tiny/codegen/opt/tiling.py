@@ -9,7 +9,7 @@ threads share, which a later phase adds up.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tiny._core.symbolic import simplify
@@ -18,10 +18,20 @@ from tiny.codegen.lower.tiled import Loop, TiledAxis, TiledKernel
 from tiny.codegen.opt.axes import Axis, Split, copies_of
 from tiny.codegen.opt.opts import KernelOptError
 from tiny.dtype import DType, dtypes
-from tiny.uop.ops import AxisType, GroupOp, LocalArg, Ops, RangeArg, ReduceArg, StageArg, UOp
+from tiny.uop.ops import (
+    AxisType,
+    GroupOp,
+    LocalArg,
+    Ops,
+    ParamArg,
+    RangeArg,
+    ReduceArg,
+    StageArg,
+    UOp,
+)
 from tiny.uop.target import Target
 
-__all__ = ["Tiling"]
+__all__ = ["Fill", "Tiling"]
 
 MOST_SHARED = 1 << 28  # bytes of scratch that all threads have in common
 ALIGNMENT = 64
@@ -37,6 +47,14 @@ class _Part:
     axis: int
     size: int
     entry: int | None = None
+
+
+@dataclass(frozen=True)
+class Fill:
+    """What packs an operand before a kernel runs: `kernel` fills the PARAM `memory`."""
+
+    memory: UOp
+    kernel: TiledKernel
 
 
 @dataclass
@@ -55,7 +73,8 @@ class Tiling:
     """The splitting of one kernel: `kernel` is it over the parts of its axes.
 
     `masks` are the axes that each node depends on. `staged` are the loads to be packed, each with
-    the number of the axis at the head of whose body that happens, None for outside all loops.
+    the number of the axis at the head of whose body that happens, None for outside all loops. Those
+    in `kept` are packed before the kernel runs, by `fills`, in memory that it gets as a PARAM.
     """
 
     def __init__(
@@ -64,11 +83,13 @@ class Tiling:
         masks: Mapping[UOp, int],
         split: Split,
         staged: Mapping[UOp, int | None],
+        kept: Collection[UOp],
         is_in_place: bool,
         target: Target,
     ) -> None:
         self.ast, self.masks, self.split, self.staged = ast, masks, split, staged
-        self.target = target
+        self.kept, self.target = kept, target
+        self.fills: list[Fill] = []
         self.numbers = 0  # of leaves
         self.parts: dict[UOp, _Part] = {}  # by leaf
         self.loops: dict[int, Loop] = {}  # by number of the axis or blocks, as they nest
@@ -352,7 +373,14 @@ class Tiling:
             dims = [_Dim(1, one, 0, 0, None, (0, 0))]
         # what no loop outside changes is filled once, in a phase of its own
         shared = not any(n.op is Ops.RANGE for start in base for n in start.postorder())
-        box = self.memory([x.extent for x in dims], value.dtype, shared)
+        is_kept = node in self.kept
+        extents = [x.extent for x in dims]
+        box = (
+            self.given(extents, value.dtype)
+            if is_kept
+            else self.memory(extents, value.dtype, shared)
+        )
+        before = len(self.more_loops)
         indices, own = self.fill_loops(dims, memory, shared)
         # each index of the box, whose bounds are exact: idle lanes never reach beyond it
         steps = [self.leaf(x.extent, AxisType.LOOP) for x in dims]
@@ -369,9 +397,29 @@ class Tiling:
         gate = None if gate is None else gate.substitute(filling)
         gated = () if gate is None else (gate,)
         load = UOp(Ops.INDEX, node.dtype, (memory, *source, *gated))
-        stage = self.filled(box, indices, value.substitute({node: load}), own)
+        filling_value = value.substitute({node: load})
+        if is_kept:
+            if not shared or any(n.op is Ops.DEFINE_VAR for n in filling_value.postorder()):
+                raise KernelOptError("what a run of the kernel determines is not packed before it")
+            self.fill_before(box, indices, filling_value, before)
+        stage = box if is_kept else self.filled(box, indices, filling_value, own)
         rest = self.other_conditions(node)
         return UOp(Ops.INDEX, value.dtype, (stage, *[x.reader for x in dims], *rest))
+
+    def given(self, shape: Sequence[int], dtype: DType) -> UOp:
+        """A new PARAM of the kernel."""
+        params = [n.arg.slot for n in self.ast.postorder() if n.op is Ops.PARAM]
+        slot = max(params) + 1 + len(self.fills)
+        return UOp(Ops.PARAM, dtype, (), ParamArg(slot, tuple(shape)))
+
+    def fill_before(self, memory: UOp, at: Sequence[UOp], value: UOp, first_loop: int) -> None:
+        """Fill memory by a kernel of its own, which has the loops from `first_loop` on."""
+        loops, self.more_loops = self.more_loops[first_loop:], self.more_loops[:first_loop]
+        address = UOp(Ops.INDEX, memory.dtype, (memory, *at))
+        sink = UOp(Ops.SINK, dtypes.void, (UOp(Ops.STORE, dtypes.void, (address, value)),))
+        axes = tuple([self.axes[k] for k in range(len(self.axes))])
+        tiles = (*self.unrolled, *self.rows, *self.vectors)
+        self.fills.append(Fill(memory, TiledKernel(sink, tuple(loops), axes, tiles)))
 
     def other_conditions(self, node: UOp) -> list[UOp]:
         """The gate of a load less the conditions that its indices are inside of the buffer."""
