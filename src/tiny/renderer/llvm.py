@@ -384,10 +384,13 @@ class _Function:
                 f"shufflevector {part} {loaded}, {part} zeroinitializer, {_mask(picked)}"
             )
             return self.from_memory(wide, dtype, lanes)
+        if _lanes(node.src[1]) == 1:
+            # The first element can always be read. Where no lane is wanted the address may be
+            # anywhere: processors that look there nevertheless take hundreds of cycles.
+            gate, start = self.names[node.src[1]], self.names[node.src[0].src[0]]
+            at = self.value(f"select i1 {gate}, ptr {at}, ptr {start}")
         gate = self.operand(node.src[1], lanes)
         if lanes == 1:
-            # the first element can always be read
-            at = self.value(f"select i1 {gate}, ptr {at}, ptr {self.names[node.src[0].src[0]]}")
             loaded = self.load(at, dtype, 1, dtype.itemsize)
             zero = constant(0, dtype)
             kind = register_type(dtype)
