@@ -443,22 +443,44 @@ def test_masked_lanes_are_zero_and_their_memory_is_left_alone(dtype, lanes, dev)
     np.testing.assert_array_equal(got.astype(np.float64), np.concatenate([on, on]))
 
 
-@pytest.mark.parametrize("lanes", (1, 8))
+@pytest.mark.parametrize("dev", NARROWED)
+@pytest.mark.parametrize("lanes", (1, 3, 8, 64))
 @pytest.mark.parametrize("on", (True, False))
-def test_a_scalar_gate_holds_for_all_lanes(cpu, on, lanes):
-    x = np.arange(1, 1 + lanes, dtype=np.float32)
+@pytest.mark.parametrize("dtype", (dtypes.float32, dtypes.bool, dtypes.uint8, dtypes.float64))
+def test_a_scalar_gate_holds_for_all_lanes(dtype, on, lanes, dev):
+    x = np.arange(1, 1 + lanes).astype(np_type(dtype))
     w = Writer()
-    to, gate_in, x_in = (param(0, dtypes.float32, 2 * lanes), param(1, dtypes.bool, 1),
-                         param(2, dtypes.float32, lanes))  # fmt: skip
+    to, gate_in, x_in = (param(0, dtype, 2 * lanes), param(1, dtypes.bool, 1),
+                         param(2, dtype, lanes))  # fmt: skip
     gate = at(gate_in, 0).load()
     far = UOp.const(1 << 60, dtypes.index)  # not an address to touch
     offset = gate.where(UOp.const(0, dtypes.index), far)
     value = at(x_in, offset).load(gate, lanes)
     w.add(to, gate_in, x_in, at(to, 0).store(value))
-    w.add(at(to, lanes + offset).store(splat(UOp.const(9.0, dtypes.float32), lanes), gate))
-    got = run_program(cpu, w.program(), [np.zeros(2 * lanes, np.float32), np.array([on]), x])[0]
-    expected = np.concatenate([x * on, np.full(lanes, 9.0 * on)])
-    np.testing.assert_array_equal(got, expected)
+    w.add(at(to, lanes + offset).store(splat(UOp.const(1, dtype), lanes), gate))
+    arrays = [np.zeros(2 * lanes, x.dtype), np.array([on]), x]
+    with Context(DEV=dev):
+        got = run_program(Device["CPU"], w.program(), arrays)[0]
+    np.testing.assert_array_equal(got, np.concatenate([x * on, np.full(lanes, 1, x.dtype) * on]))
+
+
+@pytest.mark.parametrize("dtype", (*INTS[:4], dtypes.index))
+@pytest.mark.parametrize("size", (0, 1, 100))
+def test_whether_a_place_is_inside_is_one_comparison(cpu, size, dtype):
+    stored = dtypes.int64 if dtype is dtypes.index else dtype
+    limit = np.iinfo(np_type(stored))
+    places = np.array([limit.min, -2, -1, 0, 1, 99, 100, limit.max], np_type(stored))
+    w = Writer()
+    to, source = param(0, dtypes.bool, 8), param(1, stored, 8)
+    i = threads(8, 0)
+    x = at(source, i).load()
+    x = x.cast(dtype) if dtype is not stored else x
+    low, high = UOp.const(-1, dtype) < x, x < UOp.const(size, dtype)
+    w.add(to, source, at(to, i).store(high & low), end(i))
+    got = run_program(cpu, w.program(), [np.zeros(8, bool), places])[0]
+    np.testing.assert_array_equal(got, (places >= 0) & (places < size))
+    text = cpu.renderer.render(w.program())
+    assert text.count("icmp ult") == 1 and "icmp slt i64 -1" not in text
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs mprotect")

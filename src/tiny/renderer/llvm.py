@@ -51,11 +51,11 @@ class LLVMRenderer(Renderer):
     def render(self, program: LinearProgram) -> str:
         """The text of a module with a function for each phase, named by `phase_name`."""
         declared: dict[str, None] = {}
-        functions = [
-            _Function(program, phase.uops, self.target, declared).text(phase_name(program, k))
-            for k, phase in enumerate(program.phases)
-        ]
-        return "\n".join([*functions, *declared, ""])
+        functions = [_Function(program, p.uops, self.target, declared) for p in program.phases]
+        texts = [f.text(phase_name(program, k)) for k, f in enumerate(functions)]
+        if (zeros := max([f.zeros for f in functions], default=0)) > 0:
+            declared[f"@zeros = internal constant [{zeros} x i8] zeroinitializer, align 64"] = None
+        return "\n".join([*texts, *declared, ""])
 
 
 def phase_name(program: LinearProgram, k: int) -> str:
@@ -152,12 +152,15 @@ class _Function:
         self.shuffles = {u: s for u in stacks if (s := _shuffle(u)) is not None}
         # written as part of what uses them
         self.folded = _constant_steps(uops) | _shuffled_lanes(uops, self.shuffles)
+        self.inside = _inside(uops)
+        self.folded |= _only_for(uops, self.inside)
         # in each open scope, the pointers made there: (buffer, offset) -> name
         self.pointers: list[dict[tuple[UOp, UOp], str]] = [{}]
         self.loops: dict[UOp, _Loop] = {}  # those that are open
         # of each open IF: where it was left, where it ends, and the registers before it
         self.branches: dict[UOp, tuple[str, str, dict[UOp, str]]] = {}
         self.bypasses_caches = False  # whether a store here is non-temporal
+        self.zeros = 0  # bytes of them that are read here
 
     def text(self, name: str) -> str:
         """The definition. What memory there is, and variables, are loaded in front of all else."""
@@ -385,16 +388,12 @@ class _Function:
             )
             return self.from_memory(wide, dtype, lanes)
         if _lanes(node.src[1]) == 1:
-            # The first element can always be read. Where no lane is wanted the address may be
-            # anywhere: processors that look there nevertheless take hundreds of cycles.
-            gate, start = self.names[node.src[1]], self.names[node.src[0].src[0]]
-            at = self.value(f"select i1 {gate}, ptr {at}, ptr {start}")
+            # Zeros of our own, since where nothing is wanted the address may be anywhere, and
+            # processors that look there for a masked load take hundreds of cycles.
+            gate, self.zeros = self.names[node.src[1]], max(self.zeros, lanes * dtype.itemsize)
+            at = self.value(f"select i1 {gate}, ptr {at}, ptr @zeros")
+            return self.load(at, dtype, lanes, dtype.itemsize)
         gate = self.operand(node.src[1], lanes)
-        if lanes == 1:
-            loaded = self.load(at, dtype, 1, dtype.itemsize)
-            zero = constant(0, dtype)
-            kind = register_type(dtype)
-            return self.value(f"select i1 {gate}, {kind} {loaded}, {kind} {zero}")
         loaded = self.call(
             f"llvm.masked.load.{self.vector_name(dtype, lanes)}.p0",
             kind,
@@ -574,6 +573,9 @@ class _Function:
         return dtype, lanes, register_type(dtype, lanes)
 
     def binary(self, node: UOp) -> str:
+        if (inside := self.inside.get(node)) is not None:
+            x, size = inside
+            return self.value(f"icmp ult {register_type(x.dtype)} {self.names[x]}, {size}")
         dtype, _, kind = self.arithmetic_type(node)
         names = _BINARY[node.op]
         name = names[1 if dtype.kind == "f" else 2 if dtype is dtypes.bool else 0]
@@ -903,7 +905,27 @@ def _shuffle(node: UOp) -> tuple[list[UOp], list[int]] | None:
 
 def _shuffled_lanes(uops: tuple[UOp, ...], shuffles: Collection[UOp]) -> set[UOp]:
     """The lanes that only shuffles take out of their vectors."""
-    if not shuffles:
+    return {s for s in _only_for(uops, shuffles) if s.op is Ops.GEP}
+
+
+def _only_for(uops: tuple[UOp, ...], users: Collection[UOp]) -> set[UOp]:
+    """The sources of some operations that no others have."""
+    if not users:
         return set()
-    lanes = {s for u in uops if u in shuffles for s in u.src}
-    return lanes.difference(*[u.src for u in uops if u not in shuffles])
+    sources = {s for u in uops if u in users for s in u.src}
+    return sources.difference(*[u.src for u in uops if u not in users])
+
+
+def _inside(uops: tuple[UOp, ...]) -> dict[UOp, tuple[UOp, int]]:
+    """The questions whether -1 < x < n, of scalars: one comparison of x as unsigned with n."""
+    found: dict[UOp, tuple[UOp, int]] = {}
+    for node in uops:
+        if node.op is not Ops.AND or node.dtype is not dtypes.bool or node.shape:
+            continue
+        for low, high in (node.src, node.src[::-1]):
+            if low.op is high.op is Ops.CMPLT:
+                (least, x), (same, size) = low.src, high.src
+                is_constant = least.op is size.op is Ops.CONST and x.dtype.kind in "ix"
+                if x is same and is_constant and least.arg == -1 and size.arg >= 0:
+                    found[node] = x, size.arg
+    return found
