@@ -68,9 +68,7 @@ class AttentionMixin(LinalgMixin):
         if is_causal:  # always the first key, at least
             rows, columns = scores._places(scores.shape[-2]), scores._places(scores.shape[-1])
             scores = (rows.unsqueeze(-1) >= columns).where(scores, -math.inf)
-        if attn_mask is None:
-            weights = scores.softmax()
-        else:
+        if attn_mask is not None:
             if not (attn_mask.dtype is dtypes.bool or dtypes.is_float(attn_mask.dtype)):
                 raise TypeError(
                     f"scaled_dot_product_attention: a mask is of bools or floats, got "
@@ -81,17 +79,15 @@ class AttentionMixin(LinalgMixin):
                 scores = attn_mask.where(scores, -math.inf)
             else:
                 scores = scores + attn_mask.cast(wide)
-            weights = scores._shares()
-        weights = weights.dropout(dropout_p)
-        return weights.dot(value.cast(wide)).cast(result)
-
-    def _shares(self) -> Self:
-        """softmax along the last dimension, but zeros of a row of -inf."""
-        top = self.max(-1, keepdim=True).detach()
-        top = top.eq(-math.inf).where(0, top)
-        e = (self - top).exp()
-        total = e.sum(-1, keepdim=True)
-        return e / total.eq(0).where(1, total)
+        top = scores.max(-1, keepdim=True).detach()
+        if attn_mask is not None:  # of a row of -inf: zeros
+            top = top.eq(-math.inf).where(0, top)
+        weights = (scores - top).exp()
+        total = weights.sum(-1, keepdim=True)
+        if attn_mask is not None:
+            total = total.eq(0).where(1, total)
+        # shared out in the end: a division for each value, not for each weight
+        return (weights.dropout(dropout_p).dot(value.cast(wide)) / total).cast(result)
 
     def _shared_heads(self, heads: int, shapes: str) -> Self:
         """Each head, of dimension -3, so often in a row that there are `heads` of them."""

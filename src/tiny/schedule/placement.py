@@ -46,9 +46,12 @@ SERIAL_POINTS = 1 << 16  # a kernel of fewer points needs no second thread
 LOCAL_WORK = 8  # operations saved for each element by keeping it, rather than repeating them
 # Whether values are kept at all: code generation must know STAGE.
 LOCAL_STAGES = True
-# Rows of a matmul or convolution are tiled only where nothing is kept for each row around or
-# below it. Until code generation can do both, such values are stored.
-LOCAL_CONTRACTIONS = False
+# A row is kept around or below a contraction if storing all rows takes more than this part of L2.
+# About so many of them are computed side by side then, and go through all operands again. Those
+# stay in L2; they may be larger where what is not stored is large.
+LEAST_STORED = 0.5
+TILED_ROWS = 12
+LARGE_NBYTES, LARGER = 32 << 20, 8
 # The steps of a reduction's own loop are not shared among threads. Until they are, a long one over
 # rows that have reductions of their own stores what it adds up, one value a row.
 THREADED_REDUCTIONS = False
@@ -195,9 +198,7 @@ class Placement:
         kernel, mask = r.kernel, r.mask
         foot = self.costs.foot[i]
         if mask in kernel.nests:
-            if mask == kernel.output_loops or LOCAL_CONTRACTIONS or not self.costs.contracts[i]:
-                return ""
-            return f"contraction over {foot} elements of a row that is kept"
+            return ""
         nest = kernel.output_loops
         inner = mask & ~nest
         if inner:
@@ -265,9 +266,7 @@ class Placement:
         g, kernel = self.g, requests[0].kernel
         if any(r.kernel is not kernel for r in requests):
             return Verdict(Where.GLOBAL)
-        contracted = any(r.mask & kernel.contracting for r in requests)
-        if not LOCAL_CONTRACTIONS and (contracted or self.costs.contracts[i]):
-            return Verdict(Where.GLOBAL, "no row is kept around or below a contraction")
+        contracted = any(r.mask & kernel.contracting for r in requests) or self.costs.contracts[i]
         scope, dims, elements = 0, [], 1
         for d, e in enumerate(requests[0].index):
             mask = self.loops.of(e)
@@ -291,11 +290,17 @@ class Placement:
             return Verdict(Where.GLOBAL)
         limit = self.targets[kernel.device].l2_bytes // 2
         box = elements * g.nodes[i].dtype.itemsize
+        streamed = 4 * elements * self.costs.foot[i]
+        if contracted:
+            stored = g.numel[i] * g.nodes[i].dtype.itemsize
+            box *= TILED_ROWS
+            if stored <= LEAST_STORED * self.targets[kernel.device].l2_bytes:
+                return Verdict(Where.GLOBAL, f"{amount(stored, 'B')} stored stay in the cache")
+            streamed //= LARGER if stored > LARGE_NBYTES else 1
         if box > ROW_NBYTES or kernel.kept_nbytes + box > limit:
             return Verdict(Where.GLOBAL, f"a row of {amount(box, 'B')} leaves the cache")
-        if 4 * elements * self.costs.foot[i] > limit:
-            streamed = amount(4 * elements * self.costs.foot[i], "B")
-            return Verdict(Where.GLOBAL, f"{streamed} read for a row leave the cache")
+        if streamed > limit:
+            return Verdict(Where.GLOBAL, f"{amount(streamed, 'B')} read for a row leave the cache")
         reason = self.why_not_ahead(kernel, scope, "row", elements)
         if reason:
             return Verdict(Where.GLOBAL, reason)

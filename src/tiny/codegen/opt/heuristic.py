@@ -86,6 +86,9 @@ class _Choice:
         if is_one_sum and may_arrange and self.contraction(main):
             return self.kernel.applied_opts
         seconds = 0.0
+        rows = self.known.shared_rows(self.kernel) if may_arrange else None
+        if rows is not None:
+            _try(self.kernel, Opt(OptOps.UPCAST, *rows))
         for nest in sorted(self.nests, key=self.known.plain.__getitem__, reverse=True):
             tile = self.tile(nest)
             if nest.sums:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from operator import attrgetter
 
-from tiny.codegen.opt.cost import NestCost, Tile, registers_of
+from tiny.codegen.opt.cost import CYCLE, L2_RATE, NestCost, Tile, registers_of
 from tiny.codegen.opt.nests import Nest, axes_of, find_nests
 from tiny.codegen.opt.opts import Opt, OptOps
 from tiny.codegen.opt.splits import SplitKernel
@@ -21,6 +21,8 @@ CLOSER = 3  # axes for lanes that are looked at closer
 WIDTHS = 2  # of lanes that tell which axes to look at
 WIDER = 4  # of those that are looked at then
 PARTS = (2, 3, 4, 5, 7)  # of the rows along one axis, so that others go along another
+OVERLAP = 0.2  # part of the time to move data that shows beside the arithmetic
+SHARED_ROWS = (1, 2, 4, 6, 8, 12)  # that all nests of a kernel may have
 TRANSPOSED_ROWS = 16  # that are loaded as vectors, and transposed in registers
 
 _by_cost = attrgetter("cost")
@@ -61,6 +63,14 @@ class Tiles:
 
         `kernel` tells which axes have been split already.
         """
+        fixed = tuple([(k, kernel.axes[k].tile) for k in axes_of(nest.mask)])
+        fixed = tuple([(k, n) for k, n in fixed if n > 1])
+        if fixed:
+            return [
+                t
+                for t in self.lanes_for(nest, kernel, fixed)
+                if t.lane < 0 or kernel.allows(Opt(OptOps.VEC, t.lane, t.lanes))
+            ]
         rows = self.row_axes(nest, kernel)
         # each axis for the lanes, in few widths and with few rows, tells which to look at
         found: list[Tile] = []
@@ -112,6 +122,53 @@ class Tiles:
                     for b in self.row_counts(nest, kernel, one, second)[:1]:
                         consider(tile._replace(rows=((row, a), (second, b))))
         return sorted(best.values(), key=_by_cost)
+
+    def lanes_for(
+        self, nest: Nest, kernel: SplitKernel, rows: tuple[tuple[int, int], ...]
+    ) -> list[Tile]:
+        """The best lanes along each axis where it is known which rows there are, cheapest first."""
+        cost, free = self.costs[nest], registers_of(kernel.target) - 1
+        taken = {k for k, _ in rows}
+        found = [Tile(rows=rows, cost=cost.seconds(Tile(rows=rows)))]
+        for lane in axes_of(nest.mask):
+            if lane in taken:
+                continue
+            tiles = [Tile(lane, n, rows) for n in self.lane_counts(nest, kernel, lane)[:WIDER]]
+            if nest.sums:
+                tiles = [t for t in tiles if cost.most_rows(t, free)]
+            if tiles:
+                found.append(min([t._replace(cost=cost.seconds(t)) for t in tiles], key=_by_cost))
+        return sorted(found, key=_by_cost)
+
+    def shared_rows(self, kernel: SplitKernel) -> tuple[int, int] | None:
+        """Rows along an axis that all nests have, where some are contractions: of kept rows.
+
+        (axis, rows); None where there is no such axis, or rows by themselves are as fast.
+        """
+        if len(self.nests) < 3 or not any(n.sums and len(n.loads) > 1 for n in self.nests):
+            return None
+        common = ~0
+        for nest in self.nests:
+            common &= nest.mask & ~nest.own
+        sizes = {k: n for k, n in enumerate(self.sizes) if not common >> k & 1}
+        best, least = (-1, 1), math.inf
+        for axis in axes_of(common):
+            again = [x for n in self.nests if n.sums for x in n.loads if not x.mask >> axis & 1]
+            if kernel.axes[axis].step > 1 or not again:
+                continue
+            nbytes = sum(x.itemsize * x.box(sizes) for x in again)
+            if nbytes <= kernel.target.l2_bytes // 4 * 3:
+                nbytes = 0  # comes from L2 while something is computed
+            points = kernel.points(common)
+            for count in SHARED_ROWS:
+                if count > self.sizes[axis]:
+                    break
+                rows = ((axis, count),) if count > 1 else ()
+                cost = sum(self.lanes_for(n, kernel, rows)[0].cost for n in self.nests)
+                cost += CYCLE * OVERLAP * nbytes / L2_RATE * points / count
+                if cost < least:
+                    best, least = (axis, count), cost
+        return best if best[1] > 1 else None
 
     def lane_counts(self, nest: Nest, kernel: SplitKernel, number: int) -> list[int]:
         """Lanes that an axis can have: whole vectors, the last one with idle lanes if need be.

@@ -1,0 +1,122 @@
+"""Attention whose rows of scores are kept in memory of the thread, beside formulas in NumPy."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from tiny import GlobalCounters, Tensor, TinyJit, Variable
+from tiny.schedule import placement
+from tiny.schedule.schedule import forget_schedules
+
+
+@pytest.fixture(autouse=True, params=[0, 0.5], ids=["kept", "stored"])
+def least_stored(request, monkeypatch):
+    """Rows of scores are kept however few they are; and only where they are many."""
+    forget_schedules()
+    monkeypatch.setattr(placement, "LEAST_STORED", request.param)
+    yield request.param
+    monkeypatch.undo()
+    forget_schedules()
+
+
+def drawn(*shape: int, seed: int = 0, dtype: str = "float32") -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape).astype(dtype)
+
+
+def expected(q, k, v, mask=None, is_causal=False):
+    """The formula, in float64."""
+    q, k, v = (x.astype(np.float64) for x in (q, k, v))
+    heads = q.shape[-3] if q.ndim > 2 else 1
+    if k.ndim > 2 and k.shape[-3] not in (1, heads):
+        k, v = (x.repeat(heads // x.shape[-3], -3) for x in (k, v))
+    scores = q @ k.swapaxes(-2, -1) / math.sqrt(q.shape[-1])
+    if is_causal:
+        mask = np.tril(np.ones(scores.shape[-2:], bool))
+    if mask is not None and mask.dtype == bool:
+        scores = np.where(mask, scores, -np.inf)
+    elif mask is not None:
+        scores = scores + mask
+    top = scores.max(-1, keepdims=True)
+    e = np.exp(scores - np.where(np.isneginf(top), 0, top))
+    total = e.sum(-1, keepdims=True)
+    return e @ v / np.where(total == 0, 1, total)
+
+
+SHAPES = [
+    ((2, 3, 37, 17), (2, 3, 41, 17), 13),
+    ((1, 1, 1, 8), (1, 1, 5, 8), 8),
+    ((3, 1, 64), (3, 7, 64), 1),
+    ((2, 19, 32), (2, 1, 32), 32),
+    ((13, 1), (29, 1), 3),
+    ((2, 4, 24, 16), (2, 2, 100, 16), 16),  # fewer heads of keys
+    ((1, 2, 130, 64), (1, 2, 130, 64), 64),
+    ((2, 2, 7, 33), (1, 2, 260, 33), 65),
+]
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("query, keys, width", SHAPES)
+def test_attention_is_its_formula(query, keys, width, causal):
+    q, k, v = drawn(*query), drawn(*keys, seed=1), drawn(*keys[:-1], width, seed=2)
+    gqa = len(query) > 3 and query[1] != keys[1]
+    found = Tensor(q).scaled_dot_product_attention(
+        Tensor(k), Tensor(v), is_causal=causal, enable_gqa=gqa
+    )
+    np.testing.assert_allclose(found.numpy(), expected(q, k, v, is_causal=causal), atol=3e-6)
+
+
+@pytest.mark.parametrize("kind", ["bool", "float32"])
+def test_masks_hide_keys_and_whole_rows(kind):
+    q, k, v = (drawn(2, 3, 41, 16, seed=s) for s in range(3))
+    mask = drawn(3, 41, 41, seed=3) > 0
+    mask[:, 5] = False
+    if kind != "bool":
+        mask = np.where(mask, drawn(3, 41, 41, seed=4), -np.inf).astype(np.float32)
+    found = Tensor(q).scaled_dot_product_attention(Tensor(k), Tensor(v), Tensor(mask)).numpy()
+    np.testing.assert_allclose(found, expected(q, k, v, mask), atol=3e-6)
+    assert (found[:, :, 5] == 0).all()
+
+
+@pytest.mark.parametrize("place", ["query", "key", "value"])
+@pytest.mark.parametrize("x", [math.nan, math.inf, -math.inf])
+def test_what_is_no_number_spreads_to_those_who_see_it(x, place):
+    q, k, v = (drawn(2, 21, 16, seed=s) for s in range(3))
+    {"query": q, "key": k, "value": v}[place][1, 9, 3] = x
+    with np.errstate(invalid="ignore"):
+        right = expected(q, k, v)
+    found = Tensor(q).scaled_dot_product_attention(Tensor(k), Tensor(v)).numpy()
+    np.testing.assert_array_equal(np.isnan(found), np.isnan(right))
+    np.testing.assert_allclose(found, right, atol=3e-6)
+
+
+@pytest.mark.parametrize("dtype, tolerance", [("float64", 1e-14), ("float16", 1e-3)])
+def test_attention_of_other_floats(dtype, tolerance):
+    q, k, v = (drawn(2, 30, 24, seed=s, dtype=dtype) for s in range(3))
+    found = Tensor(q).scaled_dot_product_attention(Tensor(k), Tensor(v)).numpy()
+    assert found.dtype == dtype
+    np.testing.assert_allclose(found, expected(q, k, v), atol=tolerance)
+
+
+def test_a_number_of_keys_and_queries_may_be_a_variable():
+    q, k, v = (drawn(2, 40, 16, seed=s) for s in range(3))
+    tensors = [Tensor(x).realize() for x in (q, k, v)]
+    count = Variable("count", 1, 40)
+
+    @TinyJit
+    def attend(n):
+        parts = [x[:, :n] for x in tensors]
+        return parts[0].scaled_dot_product_attention(*parts[1:], is_causal=True).realize()
+
+    for n in (5, 33, 1, 40):
+        right = expected(q[:, :n], k[:, :n], v[:, :n], is_causal=True)
+        np.testing.assert_allclose(attend(count.bind(n)).numpy(), right, atol=3e-6)
+
+
+def test_it_is_one_kernel_where_scores_are_kept(least_stored):
+    x = [Tensor.empty(4, 40, 32) for _ in range(3)]
+    before = GlobalCounters.kernel_count
+    x[0].scaled_dot_product_attention(*x[1:]).realize()
+    assert GlobalCounters.kernel_count - before == (2 if least_stored else 1)
