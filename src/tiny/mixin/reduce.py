@@ -256,7 +256,7 @@ class ReduceMixin(ActivationsMixin):
     def _softmax(self, axis: Axis) -> Self:
         # an infinite maximum makes NaN here: a row of -inf alone has no shares
         e = (self - self.max(axis, keepdim=True).detach()).exp()
-        return e / e.sum(axis, keepdim=True)
+        return e * e.sum(axis, keepdim=True).reciprocal()  # one division a row
 
     def softmax(self, axis: Axis = -1, dtype: DTypeLike | None = None) -> Self:
         """exp(x) over its sum along `axis`, without overflow; cast to `dtype` first, if given.

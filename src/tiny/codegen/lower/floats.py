@@ -11,9 +11,11 @@ __all__ = [
     "LAYOUTS",
     "Layout",
     "absolute",
+    "at_least",
     "at_most",
     "exact_product",
     "exact_sum",
+    "fused",
     "high_half",
     "polynomial",
     "sign_of",
@@ -54,8 +56,13 @@ def polynomial(x: UOp, coefficients: tuple[float, ...]) -> UOp:
     """Horner's scheme, the coefficient of degree 0 first."""
     total = x.const_like(coefficients[-1])
     for c in reversed(coefficients[:-1]):
-        total = total * x + x.const_like(c)
+        total = fused(total, x, x.const_like(c))
     return total
+
+
+def fused(a: UOp, b: UOp, c: UOp | float) -> UOp:
+    """a * b + c, rounded once where the target does that, which is faster, or twice."""
+    return a.alu(Ops.MULACC, b, a.const_like(c) if isinstance(c, float) else c)
 
 
 def absolute(x: UOp) -> UOp:
@@ -79,6 +86,11 @@ def at_most(x: UOp, bound: float) -> UOp:
     """The smaller of x and a bound; NaN stays NaN."""
     most = x.const_like(bound)
     return most.alu(Ops.CMPLT, x).where(most, x)
+
+
+def at_least(x: UOp, bound: float) -> UOp:
+    """The larger of x and a bound; NaN stays NaN."""
+    return (x < bound).where(x.const_like(bound), x)
 
 
 def high_half(x: UOp) -> UOp:

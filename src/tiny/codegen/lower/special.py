@@ -7,6 +7,7 @@ import math
 from tiny.codegen.lower.floats import (
     LAYOUTS,
     absolute,
+    at_least,
     at_most,
     exact_product,
     exact_sum,
@@ -191,7 +192,7 @@ def power(x: UOp, y: UOp) -> UOp:
 def _power_short(a: UOp, y: UOp) -> UOp:
     """a**y of positive float64, rounded to float32."""
     exponent = y * log_short(a)
-    bounded = at_most((exponent < -200.0).where(y.const_like(-200.0), exponent), 200.0)
+    bounded = at_most(at_least(exponent, -200.0), 200.0)
     return exp_short(bounded).cast(dtypes.float32)
 
 
@@ -206,7 +207,8 @@ def _power_float64(a: UOp, y: UOp) -> UOp:
     part = f * polynomial(f, EXP2_FLOAT64)
     # the end is that of the sum: 1024 less what is lost is finite
     end = ((exponent - 1024.0) + low) < 0.0
-    return scaled_power(exponent, part + 1.0, rounded, (-1076.0, -1022.0), end)
+    result = scaled_power(exponent, part + 1.0, rounded, -1022.0, end)
+    return (exponent < -1076.0).where(exponent.const_like(0.0), result)
 
 
 def _log2_in_two_parts(a: UOp) -> tuple[UOp, UOp]:

@@ -1,10 +1,10 @@
 """Exponentials, logarithms and what is made of them, of float32 and float64.
 
-They are plain integer and float operations: no branches and no fused operations, so a kernel
-stays vectorised and every target computes the same bits. The special values are exact: overflow,
-underflow, subnormals, signed zeros, infinities and NaN. What is seldom the time of a program is
-computed in float64 for float32, and rounded once. The errors stand in `docs/accuracy.md`, and
-`tests/test_accuracy.py` holds the functions to them.
+They are plain integer and float operations without branches, so a kernel stays vectorised. Where
+a target has fused multiply-add, polynomials use it: all that have it compute the same bits. The
+special values are exact: overflow, underflow, subnormals, signed zeros, infinities and NaN. What is
+seldom the time of a program is computed in float64 for float32, and rounded once. The errors stand
+in `docs/accuracy.md`, and `tests/test_accuracy.py` holds the functions to them.
 
 The polynomials are minimax fits of our own (`benchmarks/minimax.py` derives them); each is
 written so that its leading term is exact and only a correction is rounded.
@@ -17,7 +17,9 @@ import math
 from tiny.codegen.lower.floats import (
     LAYOUTS,
     absolute,
+    at_least,
     at_most,
+    fused,
     polynomial,
     sign_of,
     with_sign,
@@ -190,21 +192,21 @@ LOG10_2_40, LOG10_2_AFTER_40 = (
 def exp2(x: UOp) -> UOp:
     """2**x: 2**n * 2**f, where n is the integer nearest to x."""
     layout = LAYOUTS[x.dtype]
+    x = at_least(x, layout.min_exponent - layout.mantissa_bits - 2.0)
     rounded = x + layout.rounder
     f = x - (rounded - layout.rounder)  # exact
-    power = f * polynomial(f, EXP2_FLOAT32 if x.dtype is dtypes.float32 else EXP2_FLOAT64) + 1.0
-    least = layout.min_exponent - layout.mantissa_bits
+    fraction = polynomial(f, EXP2_FLOAT32 if x.dtype is dtypes.float32 else EXP2_FLOAT64)
     is_finite = x < float(layout.max_exponent)
-    return scaled_power(x, power, rounded, (least - 2, layout.min_exponent), is_finite)
+    return scaled_power(x, fused(f, fraction, 1.0), rounded, layout.min_exponent, is_finite)
 
 
 def exp(x: UOp, rest: UOp | None = None) -> UOp:
     """e**x, or e**(x + rest) with a rest below the unit of x: 2**n * e**f."""
     layout = LAYOUTS[x.dtype]
+    x = at_least(x, (layout.min_exponent - layout.mantissa_bits - 2) * math.log(2))
     part, rounded = _exp_less_1_reduced(x, rest)
-    least = layout.min_exponent - layout.mantissa_bits
-    ends = (least - 2) * math.log(2), (layout.min_exponent + 2) * math.log(2)
-    return scaled_power(x, part + 1.0, rounded, ends, x < layout.exp_overflows)
+    low = (layout.min_exponent + 2) * math.log(2)
+    return scaled_power(x, part + 1.0, rounded, low, x < layout.exp_overflows)
 
 
 def exp_short(x: UOp) -> UOp:
@@ -220,33 +222,29 @@ def _exp_less_1_reduced(
     layout = LAYOUTS[x.dtype]
     if coefficients is None:
         coefficients = EXP_FLOAT32 if x.dtype is dtypes.float32 else EXP_FLOAT64
-    rounded = x * LOG2E + layout.rounder
+    rounded = fused(x, x.const_like(LOG2E), layout.rounder)
     n = rounded - layout.rounder
-    f = (x - n * layout.ln2) - n * layout.ln2_rest
+    f = fused(n, n.const_like(-layout.ln2_rest), fused(n, n.const_like(-layout.ln2), x))
     if rest is not None:
         f = f + rest
-    return f + f * f * polynomial(f, coefficients), rounded
+    return fused(f * f, polynomial(f, coefficients), f), rounded
 
 
-def scaled_power(
-    x: UOp, power: UOp, rounded: UOp, ends: tuple[float, float], is_finite: UOp
-) -> UOp:
-    """power * 2**n, n in the low bits of `rounded`; and what x gives beyond the ends.
+def scaled_power(x: UOp, power: UOp, rounded: UOp, low: float, is_finite: UOp) -> UOp:
+    """power * 2**n, n in the low bits of `rounded`; and what a large x gives.
 
-    `ends`: below the first x the result is 0, below the second it may be subnormal. Where it is
-    not finite it is infinite, or NaN as x.
+    Below `low` it may be subnormal. It is 0 down to 64 below the exponents of normal numbers, and
+    n goes no further. Where the result is not finite it is infinite, or NaN as x.
     """
     layout, shift = LAYOUTS[x.dtype], 64
-    under, low = ends
     # What may be subnormal is computed 2**64 times as large and scaled down: one rounding.
     is_low = x < low
     bits = rounded.bitcast(layout.uint)
     n = bits + is_low.where(bits.const_like(shift), bits.const_like(0))
     result = (power.bitcast(layout.uint) + (n << layout.mantissa_bits)).bitcast(x.dtype)
     result = result * is_low.where(x.const_like(2.0**-shift), x.const_like(1.0))
-    not_zero = x.const_like(under).alu(Ops.CMPLT, x)
     # x + infinity is NaN for NaN
-    return is_finite.where(not_zero.where(result, x.const_like(0.0)), x + math.inf)
+    return is_finite.where(result, x + math.inf)
 
 
 def _two_to(rounded: UOp, less: int) -> UOp:
@@ -271,7 +269,7 @@ def expm1(x: UOp) -> UOp:
     """e**x - 1, without loss for a small x."""
     layout = LAYOUTS[x.dtype]
     lowest, highest = -layout.mantissa_bits - 2.0, layout.exp_overflows + 0.1
-    inside = at_most((x < lowest).where(x.const_like(lowest), x), highest)
+    inside = at_most(at_least(x, lowest), highest)
     result = _expm1_of(inside, 1) * 2.0
     return _or_itself(x, result)
 
