@@ -1,378 +1,254 @@
-"""Kernels of the CPU beside PyTorch's, with Opts written by hand and with those that are chosen.
+"""Kernels of the CPU beside PyTorch's and tinygrad's: what a user writes, through TinyJit.
 
-    python benchmarks/kernels.py [--threads 1,2] [--rounds 7] [--only matmul]
+    python benchmarks/kernels.py [--rows matmul,norms] [--only 1024] [--threads 1,2] [--rounds 7]
+        [--peers torch,tinygrad] [--opts] [--json FILE] [--plot FILE.png] [--shapes-seed N]
 
-The lists written by hand say what the code generator can do, the chosen ones what users get. All
-of one line take turns in one process, at the same number of threads. The last lines run through
-`Tensor` and TinyJit, which like PyTorch make new memory for each result, and tell how many kernels
-that takes. Errors are the largest ones beside float64, as a part of the largest value. Needs
-torch==2.13.0.
+Each row of the table has cases, a target for the geometric mean of their ratios to PyTorch, and
+often one for each of them; `--list` names them. A case runs as users run it, with new memory for
+each result, beside PyTorch under `inference_mode` (training: PyTorch's default). All of a case take
+turns in one process, at the same number of threads, and the fastest round counts. Results are
+checked against float64, in the end of three calls; one that is wrong ends the run with status 1.
+
+"peak" is the part of what this machine can do at most: the least time for the work, at the speed
+of a loop of multiply-adds and a copy of memory made by our own code generator in the same run,
+over the time that it took. What stays in caches can go past a copy. `--shapes-seed N` draws ten
+shapes a row instead, which should do about as well. The row "by hand" runs kernels with Opts
+written by hand beside those chosen, without memory management.
+
+Needs torch==2.13.0; tinygrad==0.14.0 and clang if asked for, of which each case takes long.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
+import json
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
-import torch
 
-from tiny import GlobalCounters, Tensor, TinyJit
-from tiny._core.launch import set_threads
-from tiny.bench import Times, alternate, print_table, ratio_text
-from tiny.codegen import lower
-from tiny.codegen.opt import Opt, OptOps
-from tiny.device import Buffer, Device
-from tiny.dtype import dtypes
-from tiny.uop.ops import AxisType, KernelInfo, UOp
+from kernel_rows import ROWS
+from kernel_rows.cases import AnyCase, Row
+from kernel_rows.measure import Peak, Result, WrongResult, measure, measure_peaks
+from tiny.bench import print_table, ratio_text
+from tiny.device import Device
 
-VEC, UPCAST, UNROLL, SWAP = OptOps.VEC, OptOps.UPCAST, OptOps.UNROLL, OptOps.SWAP
-THREAD, STAGE, BLOCK = OptOps.THREAD, OptOps.STAGE, OptOps.BLOCK
-
-CPU = Device["CPU"]
+UNSEEN = 10  # shapes a row
+LISTED = 10
+LONG = 50.0  # milliseconds to compile a kernel, which need a reason
 
 
-@dataclass
-class KernelCase:
-    """A kernel, what PyTorch does instead, and Opts by hand. PARAM k + 1 has the k-th shape."""
-
-    name: str
-    ast: UOp
-    shapes: list[tuple[int, ...]]
-    peer: Callable[..., torch.Tensor]
-    by_hand: list[Opt]
-
-
-@dataclass
-class TensorCase:
-    """What a user writes, in tiny and in PyTorch."""
-
-    name: str
-    ours: Callable[..., Tensor]
-    peer: Callable[..., torch.Tensor]
-    shapes: list[tuple[int, ...]]
+def cases_of(row: Row, seed: int | None) -> list[AnyCase]:
+    """The cases of a row, or ten drawn ones."""
+    if seed is None:
+        return list(row.cases())
+    if row.draw is None:
+        return []
+    rng = np.random.default_rng([seed, *row.name.encode()])
+    return [row.draw(rng) for _ in range(UNSEEN)]
 
 
-Case = KernelCase | TensorCase
+def geometric_mean(values: Sequence[float]) -> float:
+    return math.exp(sum(map(math.log, values)) / len(values)) if values else math.nan
 
 
-# ---------------------------------------------------------------- kernels
+# ---------------------------------------------------------------- tables
 
 
-def out(n: int, axis: int) -> UOp:
-    return UOp.range(n, axis)
-
-
-def red(n: int, axis: int) -> UOp:
-    return UOp.range(n, axis, AxisType.REDUCE)
-
-
-def param(slot: int, *shape: int) -> UOp:
-    return UOp.placeholder(shape, dtypes.float32, slot)
-
-
-def sink(*stores: UOp) -> UOp:
-    return UOp.sink(*stores, arg=KernelInfo())
-
-
-def matmul(m: int, n: int, k: int, by_hand: list[Opt], b_transposed: bool = False) -> KernelCase:
-    """(m, k) @ (k, n); its axes are m, n, k."""
-    i, j, r = out(m, 0), out(n, 1), red(k, 2)
-    b = param(2, n, k).index(j, r) if b_transposed else param(2, k, n).index(r, j)
-    value = (param(1, m, k).index(i, r) * b).reduce(r)
-    return KernelCase(
-        f"matmul {m}x{n}x{k}{', B transposed' if b_transposed else ''}",
-        sink(param(0, m, n).index(i, j).store(value)),
-        [(m, k), (n, k) if b_transposed else (k, n)],
-        (lambda a, b: a @ b.T) if b_transposed else torch.matmul,
-        by_hand,
-    )
-
-
-def conv(
-    channels: int,
-    filters: int,
-    size: int,
-    by_hand: list[Opt],
-    kernel: int = 3,
-    stride: int = 1,
-    batch: int = 1,
-) -> KernelCase:
-    """A convolution that keeps the size but for its stride; its axes are n f y x, c ky kx."""
-    pad, after = kernel // 2, (size + 2 * (kernel // 2) - kernel) // stride + 1
-    n, f, y, x = out(batch, 0), out(filters, 1), out(after, 2), out(after, 3)
-    c, ky, kx = red(channels, 4), red(kernel, 5), red(kernel, 6)
-    at = (y * stride + ky - pad, x * stride + kx - pad)
-    image, first = (batch, channels, size, size), (n, c)
-    result, into = (batch, filters, after, after), (n, f, y, x)
-    if batch == 1:  # a loop of one step is none
-        image, first, result, into = image[1:], (c,), result[1:], (f, y, x)
-    inside = None
-    for i in at if pad else ():
-        within = (UOp.const(-1, dtypes.index) < i) & (i < size)
-        inside = within if inside is None else inside & within
-    source = param(1, *image)
-    load = source.index(*first, *at) if inside is None else source.index(*first, *at, gate=inside)
-    weight = param(2, filters, channels, kernel, kernel).index(f, c, ky, kx)
-    value = (load * weight).reduce(c, ky, kx)
-    return KernelCase(
-        f"conv {kernel}x{kernel} {channels}->{filters} {size}² stride {stride} batch {batch}",
-        sink(param(0, *result).index(*into).store(value)),
-        [image, (filters, channels, kernel, kernel)],
-        lambda x, w: torch.nn.functional.conv2d(x, w, stride=stride, padding=pad),
-        by_hand,
-    )
-
-
-def total(rows: int, columns: int, axis: int, by_hand: list[Opt]) -> KernelCase:
-    """The sum of a matrix along an axis; the axes are what is left, then what is summed up."""
-    i, r = out((columns, rows)[axis], 0), red((rows, columns)[axis], 1)
-    source = param(1, rows, columns)
-    value = (source.index(i, r) if axis else source.index(r, i)).reduce(r)
-    return KernelCase(
-        f"sum of {rows}x{columns} along axis {axis}",
-        sink(param(0, (columns, rows)[axis]).index(i).store(value)),
-        [(rows, columns)],
-        lambda x: x.sum(axis),
-        by_hand,
-    )
-
-
-def total_of_all(size: int, by_hand: list[Opt]) -> KernelCase:
-    """The sum of a whole matrix."""
-    r = red(size * size, 0)
-    return KernelCase(
-        f"sum of all {size}x{size}",
-        sink(
-            param(0, 1)
-            .index(UOp.const(0, dtypes.index))
-            .store(param(1, size**2).index(r).reduce(r))
-        ),
-        [(size**2,)],
-        lambda x: x.sum(),
-        by_hand,
-    )
-
-
-def add(size: int, by_hand: list[Opt]) -> KernelCase:
-    i = out(size * size, 0)
-    value = param(1, size**2).index(i) + param(2, size**2).index(i)
-    result = torch.empty(size**2)
-    return KernelCase(
-        f"add {size}x{size}",
-        sink(param(0, size**2).index(i).store(value)),
-        [(size**2,), (size**2,)],
-        lambda a, b: torch.add(a, b, out=result) if a.dtype is torch.float32 else a + b,
-        by_hand,
-    )
-
-
-def transposed_copy(size: int, by_hand: list[Opt]) -> KernelCase:
-    i, j = out(size, 0), out(size, 1)
-    result = torch.empty(size, size)
-    return KernelCase(
-        f"transposed copy {size}x{size}",
-        sink(param(0, size, size).index(i, j).store(param(1, size, size).index(j, i))),
-        [(size, size)],
-        lambda x: result.copy_(x.T) if x.dtype is torch.float32 else x.T.contiguous(),
-        by_hand,
-    )
-
-
-def opts(*tuples: tuple[OptOps, int | None, int]) -> list[Opt]:
-    return [Opt(*t) for t in tuples]
-
-
-# Loads are numbered in the order in which a kernel's graph has them: of a matmul A is 0, B is 1,
-# of a convolution the image is 0, the weight is 1.
-PANELS = opts((SWAP, 0, 1), (STAGE, 1, 1), (THREAD, 1, 0))
-
-
-def tile(lanes: int, rows: int, steps: int = 4) -> list[Opt]:
-    """Of a matmul: lanes along n, rows along m, steps along k."""
-    return opts((VEC, 1, lanes), (UPCAST, 0, rows), (UNROLL, 0, steps))
-
-
-def blocked(steps: int) -> list[Opt]:
-    """Of a matmul: n, blocks of k, m, k; B is packed a block of a panel."""
-    return opts((BLOCK, 2, steps), (SWAP, 0, 1), (SWAP, 0, 3), (STAGE, 3, 1), (THREAD, 1, 0))
-
-
-def one_image(rows: int) -> list[Opt]:
-    """Of a convolution of one image: lanes along filters, rows along x, both operands packed."""
-    return opts((VEC, 0, 32), (UPCAST, 2, rows), (STAGE, None, 0), (STAGE, 0, 1), (THREAD, 0, 0))
-
-
-def images(rows: int) -> list[Opt]:
-    """Of a convolution of several images, which threads share."""
-    return opts((VEC, 1, 32), (UPCAST, 3, rows), (THREAD, 0, 0), (STAGE, 0, 0), (STAGE, None, 1))
-
-
-def cases() -> list[Case]:
-    return [
-        matmul(512, 512, 512, [*tile(32, 14), *PANELS]),
-        matmul(1024, 1024, 1024, [*tile(64, 6), *PANELS]),
-        matmul(2048, 2048, 2048, [*tile(64, 6), *PANELS]),
-        matmul(1000, 1023, 777, [*tile(64, 6), *PANELS]),
-        matmul(512, 512, 8192, [*tile(64, 6), *blocked(2048)]),
-        matmul(64, 576, 50176, [*tile(64, 6), *blocked(512)], b_transposed=True),
-        matmul(1024, 1024, 1024, [*tile(64, 6), *PANELS], b_transposed=True),
-        conv(64, 64, 56, one_image(14)),
-        conv(128, 128, 28, one_image(14)),
-        conv(256, 256, 14, one_image(14)),
-        conv(512, 512, 7, [*opts((VEC, 0, 32), (UPCAST, 2, 7), (UPCAST, 1, 2)), *one_image(0)[2:]]),
-        conv(64, 128, 56, one_image(14), stride=2),
-        conv(64, 64, 56, images(14), batch=16),
-        conv(64, 256, 56, one_image(14), kernel=1),
-        total(4096, 1024, 1, opts((VEC, 1, 64), (THREAD, 0, 0))),
-        total(4096, 1024, 0, opts((VEC, 0, 128), (THREAD, 0, 0))),
-        total_of_all(4096, opts((VEC, 0, 64), (BLOCK, 0, 1 << 19), (THREAD, 1, 0))),
-        add(4096, opts((VEC, 0, 64), (THREAD, 0, 0))),
-        transposed_copy(
-            4096,
-            opts(
-                (VEC, 1, 16),
-                (UPCAST, 0, 16),
-                (BLOCK, 0, 64),
-                (BLOCK, 1, 64),
-                (SWAP, 0, 3),
-                (THREAD, 2, 0),
-            ),
-        ),
-        TensorCase(
-            "softmax 4096x1024",
-            lambda x: x.softmax(-1),
-            lambda x: torch.softmax(x, -1),
-            [(4096, 1024)],
-        ),
-        TensorCase(
-            "log-softmax 4096x1024",
-            lambda x: x.log_softmax(-1),
-            lambda x: torch.log_softmax(x, -1),
-            [(4096, 1024)],
-        ),
-        TensorCase(
-            "layer norm 4096x1024",
-            lambda x: x.layernorm(),
-            lambda x: torch.nn.functional.layer_norm(x, x.shape[-1:]),
-            [(4096, 1024)],
-        ),
-        TensorCase(
-            "gelu + bias + residual 4096x1024",
-            lambda x, b, r: (x + b).gelu() + r,
-            lambda x, b, r: torch.nn.functional.gelu(x + b, approximate="tanh") + r,
-            [(4096, 1024), (1024,), (4096, 1024)],
-        ),
-    ]
-
-
-# ---------------------------------------------------------------- measuring
-
-
-@dataclass
-class Result:
-    """A line of the table."""
-
-    name: str
-    times: dict[int, dict[str, Times]]  # by number of threads
-    errors: dict[str, float]
-    note: str = ""
-
-
-def inputs(shapes: Sequence[tuple[int, ...]]) -> list[np.ndarray]:
-    rng = np.random.default_rng(0)
-    return [rng.uniform(-0.5, 0.5, shape).astype(np.float32) for shape in shapes]
-
-
-def error(found: np.ndarray, expected: torch.Tensor) -> float:
-    right = expected.numpy().reshape(-1)
-    return float(np.abs(found.reshape(-1) - right).max() / np.abs(right).max())
-
-
-def run(case: Case, threads: Sequence[int], rounds: int) -> Result:
-    """Check a case and time it, all that take turns at each number of threads."""
-    arrays = inputs(case.shapes)
-    tensors = [torch.from_numpy(a) for a in arrays]
-    expected = case.peer(*[t.double() for t in tensors])
-    functions: dict[str, Callable[[], object]] = {}
-    errors: dict[str, float] = {}
-    note = ""
-    if isinstance(case, KernelCase):
-        # Opts do not depend on how many threads there are, as long as there are several
-        target = replace(CPU.target, threads=max(2, *threads))
-        operands = []
-        for array in arrays:  # the same memory for both lists, as it is of one speed
-            buffer = Buffer("CPU", array.size, dtypes.float32).allocate()
-            operands.append(buffer.copyin(array.tobytes()))
-        for name, asked in (("by hand", case.by_hand), ("chosen", None)):
-            program = lower(case.ast, target, asked)
-            binary = CPU.compiler.compile(CPU.renderer.render(program), program.name)
-            call = CPU.load(program.name, binary, program)
-            into = program.params[0]
-            buffers = [Buffer("CPU", math.prod(into.shape), into.dtype).allocate(), *operands]
-            memory = tuple([b.memory for b in buffers])
-            functions[name] = lambda call=call, memory=memory: call(memory, ())
-            call(memory, ())
-            errors[name] = error(buffers[0].numpy(), expected)
-    else:
-        ours = [Tensor(a).realize() for a in arrays]
-        jit = TinyJit(lambda *xs: case.ours(*xs).realize())
-        for _ in range(3):
-            before = GlobalCounters.kernel_count
-            result = jit(*ours)
-            note = f"{GlobalCounters.kernel_count - before} kernel(s)"
-        functions["chosen"] = lambda: jit(*ours)
-        errors["chosen"] = error(result.numpy(), expected)
-    functions["torch"] = lambda: case.peer(*tensors)
-    times = {}
+def columns(threads: Sequence[int], peers: Sequence[str]) -> list[str]:
+    found = ["case"]
     for n in threads:
-        set_threads(n)
-        torch.set_num_threads(n)
-        times[n] = alternate(functions, rounds)
-    return Result(case.name, times, errors, note)
+        found += [f"{n} t: ms", "rate", "peak"]
+        found += [f"/{peer}" for peer in peers]
+    return [*found, "error", "kernels", "compile", "longest"]
 
 
-def row(result: Result) -> list[str]:
-    cells = [result.name]
-    for name in ("by hand", "chosen"):
-        for times in result.times.values():
-            known = name in times
-            cells.append(ratio_text(times["torch"].min / times[name].min) if known else "")
-    for name in ("chosen", "torch"):
-        cells += [f"{times[name].min / 1e6:.3f}" for times in result.times.values()]
-    cells.append(" ".join(f"{e:.0e}" for e in result.errors.values()))
-    return [*cells, result.note]
+def cells(
+    result: Result, threads: Sequence[int], peers: Sequence[str], peaks: dict[int, Peak]
+) -> list[str]:
+    """The line of a case."""
+    found = [result.name]
+    for n in threads:
+        seconds = result.seconds(n)
+        rate = result.flops if result.is_counted_in_flops else result.nbytes
+        unit = "GF" if result.is_counted_in_flops else "GB"
+        found += [f"{seconds * 1e3:.3f}", f"{rate / seconds * 1e-9:.4g} {unit}/s"]
+        found.append(f"{result.part_of_peak(n, peaks[n]):.2f}")
+        for peer in peers:
+            known = peer in result.times[n]
+            found.append(ratio_text(result.ratio(n, peer)) if known else "")
+    times = [k.milliseconds for k in result.kernels]
+    found += [f"{result.errors['tiny']:.0e}", str(len(times)), f"{sum(times):.0f} ms"]
+    return [*found, f"{max(times, default=0.0):.0f} ms"]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def shown_peers(row: Row, peers: Sequence[str]) -> list[str]:
+    return [*peers, "by hand"] if row.name == "by hand" else list(peers)
+
+
+def summary(rows: Sequence[Row], results: Sequence[Result], threads: Sequence[int]) -> None:
+    """Each row's geometric mean and least, beside what is asked for."""
+    lines = []
+    for row in rows:
+        mine = [r for r in results if r.row == row.name and r.times]
+        if not mine or "torch" not in mine[0].times[threads[-1]]:
+            continue
+        line = [row.name, str(len(mine)), f"{row.target:g}"]
+        line.append(f"{row.least:g}" if row.least else "")
+        for n in threads:
+            ratios = [r.ratio(n) for r in mine]
+            least = min(mine, key=lambda r: r.ratio(n))
+            mean = geometric_mean(ratios)
+            is_met = mean >= row.target and min(ratios) >= row.least
+            line += [ratio_text(mean), f"{min(ratios):.2f}", "" if is_met else "MISSES"]
+        lines.append([*line, least.name])
+    head = ["row", "cases", "target", "least"]
+    for n in threads:
+        head += [f"{n} t: mean", "least", ""]
+    print_table("times as fast as PyTorch, geometric means", [*head, "slowest"], lines)
+
+
+def print_opts(result: Result) -> None:
+    for kernel in result.kernels:
+        print(f"    {kernel.name}  {kernel.milliseconds:.1f} ms  {kernel.opts or 'no Opts'}")
+
+
+# ---------------------------------------------------------------- files
+
+
+def as_json(
+    results: Sequence[Result], peaks: dict[int, Peak], args: argparse.Namespace
+) -> dict[str, Any]:
+    """All that was measured. Times are in nanoseconds."""
+    target = Device["CPU"].target
+    return {
+        "machine": {
+            "features": sorted(target.features),
+            "vector_bytes": target.vector_bytes,
+            "l1_bytes": target.l1_bytes,
+            "l2_bytes": target.l2_bytes,
+            "peaks": {n: vars(peak) for n, peak in peaks.items()},
+        },
+        "shapes_seed": args.shapes_seed,
+        "results": [
+            {
+                "row": r.row,
+                "case": r.name,
+                "flops": r.flops,
+                "nbytes": r.nbytes,
+                "errors": r.errors,
+                "failed": r.failed,
+                "notes": r.notes,
+                "kernels": [vars(k) for k in r.kernels],
+                "times": {
+                    n: {who: t.samples for who, t in times.items()} for n, times in r.times.items()
+                },
+                "ratio": {n: r.ratio(n) for n in r.times if "torch" in r.times[n]},
+                "peak": {n: r.part_of_peak(n, peaks[n]) for n in r.times},
+            }
+            for r in results
+        ],
+    }
+
+
+# ---------------------------------------------------------------- the program
+
+
+def run(rows: Sequence[Row], args: argparse.Namespace, threads: list[int]) -> list[Result]:
+    peers = args.peers.split(",")
+    peaks = measure_peaks(threads)
+    for n, peak in peaks.items():
+        print(
+            f"peak of {n} thread(s): {peak.flops * 1e-9:.0f} GFLOPS, {peak.nbytes * 1e-9:.1f} GB/s"
+        )
+    results: list[Result] = []
+    for row in rows:
+        mine: list[Result] = []
+        start = time.perf_counter()
+        for case in cases_of(row, args.shapes_seed):
+            if args.only not in case.name:
+                continue
+            try:
+                result = measure(row.name, case, threads, args.rounds, peers)
+            except WrongResult as wrong:
+                result = Result(row.name, case.name, 0, 0, False, failed=str(wrong))
+                print(f"WRONG {wrong}", flush=True)
+            except Exception as problem:
+                if not args.keep_going:
+                    raise
+                text = f"{type(problem).__name__}: {problem}"
+                result = Result(row.name, case.name, 0, 0, False, failed=text)
+                print(f"FAILED {row.name}: {case.name}: {text[:300]}", flush=True)
+            if sys.stdout.isatty() and not result.failed:
+                print(" | ".join(cells(result, threads, peers, peaks)), flush=True)
+            mine.append(result)
+            gc.collect()  # inputs of a case can be large
+        good = [r for r in mine if r.times]
+        if good:
+            names = shown_peers(row, peers)
+            print_table(
+                f"{row.name}: {row.about}",
+                columns(threads, names),
+                [cells(r, threads, names, peaks) for r in good],
+                notes=[f"{time.perf_counter() - start:.1f} s"],
+            )
+            sys.stdout.flush()
+        for r in good if args.opts else ():
+            print(r.name)
+            print_opts(r)
+        results += mine
+    long = {k.name: k for r in results for k in r.kernels if k.milliseconds > LONG}
+    if long:
+        print(f"{len(long)} kernels take over {LONG:.0f} ms to compile, the longest:")
+        for k in sorted(long.values(), key=lambda k: -k.milliseconds)[:LISTED]:
+            print(f"    {k.name}  {k.milliseconds:.0f} ms")
+    summary(rows, results, threads)
+    if args.json:
+        Path(args.json).write_text(json.dumps(as_json(results, peaks, args), indent=1))
+    if args.plot:
+        from kernel_rows.plots import plot  # matplotlib is not needed otherwise
+
+        plot([r for r in results if r.times], peaks[threads[-1]], threads[-1], args.plot)
+    return results
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--threads", default="1,2")
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--rows", default="", help="names of rows, with commas; all but 'by hand'")
     parser.add_argument("--only", default="", help="cases whose names have this in them")
+    parser.add_argument("--peers", default="torch", help="torch, or torch,tinygrad")
+    parser.add_argument("--opts", action="store_true", help="show the Opts of each kernel")
+    parser.add_argument("--json", default="", metavar="FILE")
+    parser.add_argument("--plot", default="", metavar="FILE.png")
+    parser.add_argument("--shapes-seed", type=int, metavar="N", help="draw ten shapes a row")
+    parser.add_argument("--keep-going", action="store_true", help="past cases that do not run")
+    parser.add_argument("--list", action="store_true", help="name the rows and their cases")
     args = parser.parse_args()
-    threads = [int(n) for n in args.threads.split(",")]
-    results = []
-    for case in cases():
-        if args.only in case.name:
-            results.append(run(case, threads, args.rounds))
-            print(" | ".join(row(results[-1])), flush=True)
-    columns = ["kernel"]
-    for name in ("by hand", "chosen"):
-        columns += [f"{name}, {n} t" for n in threads]
-    for name in ("tiny", "torch"):
-        columns += [f"{name} ms, {n} t" for n in threads]
-    print_table(
-        "times as fast as PyTorch",
-        [*columns, "error", ""],
-        [row(r) for r in results],
-        notes=[
-            "Opts by hand, and chosen; milliseconds of the chosen ones; 1 t: one thread.",
-            "The fastest of all rounds counts: these are short, and others only slow them down.",
-        ],
-    )
+    wanted = [name.strip() for name in args.rows.split(",") if name.strip()]
+    if unknown := set(wanted) - {row.name for row in ROWS}:
+        parser.error(f"--rows: no {sorted(unknown)}; there are {', '.join(r.name for r in ROWS)}")
+    rows = [r for r in ROWS if r.name in wanted or (not wanted and r.name != "by hand")]
+    if args.list:
+        for row in rows:
+            print(f"{row.name}: {row.about}; target {row.target:g}")
+            for case in cases_of(row, args.shapes_seed):
+                print(f"    {case.name}")
+        return 0
+    results = run(rows, args, [int(n) for n in args.threads.split(",")])
+    failed = [r for r in results if r.failed]
+    for r in failed:
+        print(f"FAILED {r.row}: {r.name}: {r.failed[:200]}")
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

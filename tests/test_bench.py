@@ -1,17 +1,14 @@
 """Timing in turns, the tables, and the models that are measured."""
 
-import importlib.util
 import os
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from kernels import TARGET
 from tiny.bench import (
     Case,
     Stage,
@@ -26,7 +23,6 @@ from tiny.bench import (
     time_stages,
     time_text,
 )
-from tiny.codegen.opt import Kernel
 
 # ---------------------------------------------------------------- in one process
 
@@ -213,23 +209,3 @@ def test_images_and_weights_are_the_same_every_time():
     assert set(drawn) == {"layers.0.weight", "layers.0.bias"}  # a norm keeps its ones and zeros
     assert np.abs(drawn["layers.0.weight"]).max() <= 75**-0.5
     np.testing.assert_array_equal(drawn["layers.0.bias"], models.weights(shapes)["layers.0.bias"])
-
-
-# ---------------------------------------------------------------- benchmarks/kernels.py
-
-
-def test_the_opts_written_by_hand_are_legal(monkeypatch):
-    pytest.importorskip("torch")
-    path = Path(__file__).parents[1] / "benchmarks" / "kernels.py"
-    spec = importlib.util.spec_from_file_location("benchmark_of_kernels", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, spec.name, module)
-    spec.loader.exec_module(module)
-    target = replace(TARGET, vector_bytes=64, threads=2, l2_bytes=1 << 20)
-    for case in module.cases():
-        if isinstance(case, module.KernelCase):
-            kernel = Kernel(case.ast, target)
-            for opt in case.by_hand:
-                kernel.apply_opt(opt)
-            assert kernel.applied_opts == tuple(case.by_hand)
