@@ -29,7 +29,8 @@ FAR = 512  # bytes from which on the rows of a panel fall into few sets of a cac
 FAR_READ = 1.5  # how much longer it takes to load from those
 FAR_JUMP = 3.0  # loads that it takes longer to begin with the next row, where each is read once
 SHIFTED = 2.0  # loads in steps that are no whole vectors: most lie in two lines of the cache
-FILL, FILL_APART = 0.3, 1.5  # cycles to pack an element: of a vector, or by itself
+# cycles to pack an element: of a vector, through a transposition, or by itself
+FILL, FILL_ACROSS, FILL_APART = 0.3, 0.5, 1.5
 FILL_CODE, FILL_CODE_APART = 60, 400  # lines of the loops that do so, and of a transposition
 # bytes a cycle that come into a cache from the next one; a quarter of a cache is left to the rest
 L1_RATE, L2_RATE = 32.0, 8.0
@@ -102,14 +103,20 @@ class NestCost:
         """Whether an operand is better read from memory of its own, being read often enough."""
         if not access.is_packable or not self.nest.sums:
             return False
+        if self.points < WIDEST_TILE * access.size and not access.is_kept:
+            return False
+        has_lanes = lane >= 0 and access.mask >> lane & 1
+        is_apart = has_lanes and not access.is_contiguous(lane)
+        if is_apart and access.box_step(lane) == 1:
+            return True
         if self.points < REUSE * WIDEST_TILE * access.size and not access.is_kept:
             return False
         is_padded = access.gate and self.nest.condition & access.gate != access.gate
         if access.work or is_padded:
             return True
-        if lane >= 0 and access.mask >> lane & 1:
-            if not access.is_contiguous(lane):
-                return access.box_step(lane) == 1
+        if is_apart:
+            return False
+        if has_lanes:
             return not self.nest.own >> lane & 1 and self.is_far(access)
         # rows whose innermost loop jumps
         inner = [k for k, n in self.loops if n > 1 and self.nest.own >> k & 1][-1:]
@@ -257,7 +264,8 @@ def fill_cost(access: Access, lane: int) -> float:
         return 0.0
     if lane < 0 or not access.mask >> lane & 1 or access.is_contiguous(lane):
         return FILL
-    return FILL_APART
+    is_across = not access.gate and any(access.is_contiguous(k) for k in access.strides)
+    return FILL_ACROSS if is_across else FILL_APART
 
 
 # ---------------------------------------------------------------- caches

@@ -145,8 +145,9 @@ class Loops:
         inside = dict(enumerate(self.sizes))
         fills, best, price = 1, None, reads * (per_read - 0.5) / 2 if per_read > 1 else 0.0
         is_needed = per_read > 1 or bool(load.gate)
-        least = reads * lanes / LEAST_READS
-        capacity = self.kernel.target.l2_bytes // 2
+        # lanes that lie apart are worth packing even if they are read once
+        least = reads * lanes / (1 if per_read > 1 else LEAST_READS)
+        capacity = self.kernel.target.l2_bytes // 4 * 3
         depends = False
         for k in range(-1, len(levels)):
             if k >= 0:

@@ -371,6 +371,7 @@ class Tiling:
         if not dims:
             one = UOp.const(0, dtypes.index)
             dims = [_Dim(1, one, 0, 0, None, (0, 0))]
+        dims, base, memory = _merged(dims, base, memory)
         # what no loop outside changes is filled once, in a phase of its own
         shared = not any(n.op is Ops.RANGE for start in base for n in start.postorder())
         is_kept = node in self.kept
@@ -647,6 +648,43 @@ def _conditions_of(load: UOp) -> list[UOp]:
 
 def _sizes(leaves: Sequence[UOp]) -> list[int]:
     return [p.src[0].arg for p in leaves]
+
+
+def _merged(dims: list[_Dim], base: list[UOp], source: UOp) -> tuple[list[_Dim], list[UOp], UOp]:
+    """Dimensions that are kept whole, one inside the other, as one, of the box and of its source.
+
+    Such as the channels and the window of a weight: what is then long enough is filled in vectors.
+    """
+    dims, base, shape = list(dims), list(base), list(source.arg.shape)
+    for d in reversed(range(1, len(shape))):
+        outer = [k for k, x in enumerate(dims) if x.dim == d - 1]
+        inner = [k for k, x in enumerate(dims) if x.dim == d]
+        if len(outer) > 1 or len(inner) > 1 or _constant(base[d]) != 0:
+            continue
+        k = inner[0] if inner else -1
+        if (dims[k].extent if inner else 1) != shape[d]:
+            continue
+        if inner and outer:
+            x, y = dims[k - 1], dims[k]
+            is_whole = y.factor == 1 and y.limit is None
+            if outer[0] != k - 1 or not is_whole or x.factor != 1 or x.limit is not None:
+                continue
+            reader = x.reader * y.extent + y.reader
+            dims[k - 1 : k + 1] = [_Dim(x.extent * y.extent, reader, d - 1, 1, None, y.rank)]
+        elif inner:
+            if dims[k].factor != 1 or dims[k].limit is not None:
+                continue
+            dims[k] = replace(dims[k], dim=d - 1)
+        base[d - 1] = base[d - 1] * shape[d]
+        shape[d - 1] *= shape[d]
+        del shape[d], base[d]
+        dims = [replace(x, dim=x.dim - 1) if x.dim > d else x for x in dims]
+    arg = source.arg._replace(shape=tuple(shape))
+    return dims, base, source.replace(arg=arg)
+
+
+def _constant(x: UOp) -> int | None:
+    return x.arg if x.op is Ops.CONST else None
 
 
 def _sum(terms: list[tuple[UOp, int]], unit: int) -> UOp:
