@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from tiny.bench.models import weights
+from tiny.bench.models import rotations, weights
 
 
 def digits_net() -> nn.Sequential:
@@ -141,6 +141,86 @@ def decoding_step(net: Decoder, start: int | None = None) -> Callable[[], float]
             return float(net(x, next(positions))[0, 0, 0])
 
     return step
+
+
+class RootNorm(nn.Module):
+    """`tiny.bench.models.RootNorm`."""
+
+    def __init__(self, width: int, eps: float = 1e-5) -> None:
+        super().__init__()
+        self.weight, self.eps = nn.Parameter(torch.ones(width)), eps
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.rms_norm(x, self.weight.shape, self.weight, self.eps)
+
+
+class LlamaBlock(nn.Module):
+    """`tiny.bench.models.LlamaBlock`."""
+
+    def __init__(self, width: int, heads: int, groups: int, hidden: int, length: int) -> None:
+        super().__init__()
+        self.heads, self.groups, self.size = heads, groups, width // heads
+        self.norm, self.inner_norm = RootNorm(width), RootNorm(width)
+        self.query = nn.Linear(width, width, bias=False)
+        self.key = nn.Linear(width, groups * self.size, bias=False)
+        self.value = nn.Linear(width, groups * self.size, bias=False)
+        self.outputs = nn.Linear(width, width, bias=False)
+        self.gate = nn.Linear(width, hidden, bias=False)
+        self.up = nn.Linear(width, hidden, bias=False)
+        self.down = nn.Linear(hidden, width, bias=False)
+        self.register_buffer("cache", torch.zeros(2, groups, length, self.size))
+
+    def forward(
+        self, x: torch.Tensor, position: int, turn: tuple[torch.Tensor, torch.Tensor]
+    ) -> torch.Tensor:
+        y = self.norm(x)
+        query = turned(self.query(y).view(1, self.heads, 1, self.size), turn)
+        self.cache[0, :, position] = turned(self.key(y).view(self.groups, self.size), turn)
+        self.cache[1, :, position] = self.value(y).view(self.groups, self.size)
+        keys, values = self.cache[:, None, :, : position + 1]
+        attended = nn.functional.scaled_dot_product_attention(query, keys, values, enable_gqa=True)
+        x = x + self.outputs(attended.reshape(1, 1, -1))
+        y = self.inner_norm(x)
+        return x + self.down(nn.functional.silu(self.gate(y)) * self.up(y))
+
+
+def turned(x: torch.Tensor, turn: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    """`tiny.bench.models.turned`."""
+    cos, sin = turn
+    a, b = x.chunk(2, -1)
+    return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
+
+
+class Llama(nn.Module):
+    """`tiny.bench.models.Llama`."""
+
+    def __init__(
+        self,
+        blocks: int = 16,
+        width: int = 2048,
+        heads: int = 32,
+        groups: int = 8,
+        hidden: int = 8192,
+        vocabulary: int = 128256,
+        length: int = 256,
+    ) -> None:
+        super().__init__()
+        self.length = length
+        self.embedding = nn.Embedding(vocabulary, width)
+        self.layers = nn.ModuleList(
+            [LlamaBlock(width, heads, groups, hidden, length) for _ in range(blocks)]
+        )
+        self.norm = RootNorm(width)
+        angles = torch.from_numpy(rotations(length, width // heads))
+        self.register_buffer("cos", angles.cos())
+        self.register_buffer("sin", angles.sin())
+
+    def forward(self, token: torch.Tensor, position: int) -> torch.Tensor:
+        x = self.embedding(token)
+        turn = self.cos[position].to(x.dtype), self.sin[position].to(x.dtype)
+        for block in self.layers:
+            x = block(x, position, turn)
+        return nn.functional.linear(self.norm(x), self.embedding.weight).argmax(-1)
 
 
 def set_weights(net: nn.Sequential, seed: int = 0) -> None:

@@ -180,6 +180,106 @@ def decoder(
     return Decoder(lib, blocks, width, heads, length)
 
 
+class RootNorm:
+    """A root mean square of 1 along the last dimension, scaled (Zhang and Sennrich, 2019)."""
+
+    def __init__(self, lib: Any, width: int, eps: float = 1e-5) -> None:
+        self.weight, self.eps = lib.Tensor.ones(width), eps
+
+    def __call__(self, x: Any) -> Any:
+        y = x.float()
+        y = y * (y.square().mean(-1, keepdim=True) + self.eps).rsqrt()
+        return y.cast(x.dtype) * self.weight
+
+
+class LlamaBlock:
+    """Attention of grouped heads to all positions so far, then a gated layer (Touvron et al., 2023).
+
+    (1, 1, width) at a position -> (1, 1, width). `cache` holds the keys and the values of the
+    positions so far, (2, groups, length, width / heads).
+    """
+
+    def __init__(
+        self, lib: Any, width: int, heads: int, groups: int, hidden: int, length: int
+    ) -> None:
+        nn, self.heads, self.groups, self.size = lib.nn, heads, groups, width // heads
+        self.norm, self.inner_norm = RootNorm(lib, width), RootNorm(lib, width)
+        self.query = nn.Linear(width, width, bias=False)
+        self.key = nn.Linear(width, groups * self.size, bias=False)
+        self.value = nn.Linear(width, groups * self.size, bias=False)
+        self.outputs = nn.Linear(width, width, bias=False)
+        self.gate, self.up = (nn.Linear(width, hidden, bias=False) for _ in range(2))
+        self.down = nn.Linear(hidden, width, bias=False)
+        self.cache = lib.Tensor.zeros(2, groups, length, self.size).contiguous().realize()
+
+    def __call__(self, x: Any, position: Any, turn: tuple[Any, Any]) -> Any:
+        y = self.norm(x)
+        query = turned(self.query(y).reshape(self.groups, self.heads // self.groups, -1), turn)
+        key = turned(self.key(y).reshape(self.groups, 1, self.size), turn)
+        value = self.value(y).reshape(self.groups, 1, self.size)
+        self.cache[:, :, position : position + 1].assign(key.stack(value).cast(self.cache.dtype))
+        keys, values = (self.cache[k, :, : position + 1] for k in (0, 1))
+        scores = (query @ keys.transpose(1, 2)).float() * self.size**-0.5
+        attended = scores.softmax(-1).cast(x.dtype) @ values
+        x = x + self.outputs(attended.reshape(1, 1, -1))
+        y = self.inner_norm(x)
+        return x + self.down(self.gate(y).silu() * self.up(y))
+
+
+class Table:
+    """A row for each number: (...) -> (..., width)."""
+
+    def __init__(self, lib: Any, rows: int, width: int) -> None:
+        self.weight = lib.Tensor.zeros(rows, width)
+
+    def __call__(self, numbers: Any) -> Any:
+        return self.weight[numbers]
+
+
+def turned(x: Any, turn: tuple[Any, Any]) -> Any:
+    """Halves of the last dimension turned against each other (Su et al., 2021)."""
+    cos, sin = turn
+    a, b = x.split(x.shape[-1] // 2, -1)
+    return (a * cos - b * sin).cat(b * cos + a * sin, dim=-1)
+
+
+class Llama:
+    """An embedding, blocks, a last norm and the embedding again: (1, 1) tokens -> the next one."""
+
+    def __init__(
+        self,
+        lib: Any,
+        blocks: int = 16,
+        width: int = 2048,
+        heads: int = 32,
+        groups: int = 8,
+        hidden: int = 8192,
+        vocabulary: int = 128256,
+        length: int = 256,
+    ) -> None:
+        self.length = length
+        self.embedding = Table(lib, vocabulary, width)
+        self.layers = [
+            LlamaBlock(lib, width, heads, groups, hidden, length) for _ in range(blocks)
+        ]
+        self.norm = RootNorm(lib, width)
+        angles = rotations(length, width // heads)
+        self.cos, self.sin = lib.Tensor(np.cos(angles)), lib.Tensor(np.sin(angles))
+
+    def __call__(self, token: Any, position: Any) -> Any:
+        x = self.embedding(token)
+        turn = tuple([t[position : position + 1].cast(x.dtype) for t in (self.cos, self.sin)])
+        for block in self.layers:
+            x = block(x, position, turn)
+        return self.norm(x).linear(self.embedding.weight.T).argmax(-1)
+
+
+def rotations(length: int, size: int, base: float = 500_000.0) -> np.ndarray:
+    """The angles of rotary embeddings: (length, size / 2), float32."""
+    rates = base ** (-np.arange(0, size, 2) / size)
+    return np.outer(np.arange(length), rates).astype(np.float32)
+
+
 def _flatten(x: Any) -> Any:
     return x.reshape(x.shape[0], -1)
 
