@@ -5,6 +5,7 @@ import pytest
 
 import tiny
 from tiny.bench import models
+from tiny.nn.state import get_state_dict
 
 
 @pytest.mark.parametrize(
@@ -81,3 +82,52 @@ def _statistics(net):
     state = tiny.nn.state.get_state_dict(net)
     parts = ("running_mean", "running_var", "num_batches_tracked")
     return sum(t.numel() for name, t in state.items() if name.endswith(parts))
+
+
+def test_llama_attends_to_all_positions_so_far():
+    sizes = {"blocks": 2, "width": 32, "heads": 4, "groups": 2, "hidden": 48, "vocabulary": 61}
+    net = models.Llama(tiny, **sizes, length=9)
+    models.set_weights(tiny, net)
+    tokens = [3, 1, 4, 1, 5, 9, 2, 6]
+
+    def run(step) -> list[int]:
+        position = [tiny.Variable("position", 0, 8).bind(k) for k in range(len(tokens))]
+        return [int(step(tiny.Tensor([[t]]), p).item()) for t, p in zip(tokens, position)]
+
+    plain = run(lambda token, at: net(token, at))
+    assert run(tiny.TinyJit(lambda token, at: net(token, at).realize())) == plain
+    assert plain == llama(net, tokens, **sizes)
+
+
+def llama(net, tokens, blocks, width, heads, groups, hidden, vocabulary):
+    """What `models.Llama` computes, for all positions at once in float64."""
+    state = {k: t.numpy().astype(np.float64) for k, t in get_state_dict(net).items()}
+    size, n = width // heads, len(tokens)
+
+    def norm(x, weight):
+        return x / np.sqrt(np.square(x).mean(-1, keepdims=True) + 1e-5) * weight
+
+    def turned(x):  # (heads, n, size)
+        cos, sin = state["cos"][:n], state["sin"][:n]
+        a, b = x[..., : size // 2], x[..., size // 2 :]
+        return np.concatenate([a * cos - b * sin, b * cos + a * sin], -1)
+
+    x = state["embedding.weight"][tokens]
+    for k in range(blocks):
+        w = {p: state[f"layers.{k}.{p}.weight"] for p in "query key value outputs".split()}
+        more = {p: state[f"layers.{k}.{p}.weight"] for p in "gate up down".split()}
+        y = norm(x, state[f"layers.{k}.norm.weight"])
+        query = turned((y @ w["query"].T).reshape(n, heads, size).swapaxes(0, 1))
+        key = turned((y @ w["key"].T).reshape(n, groups, size).swapaxes(0, 1))
+        value = (y @ w["value"].T).reshape(n, groups, size).swapaxes(0, 1)
+        key, value = (np.repeat(t, heads // groups, axis=0) for t in (key, value))
+        scores = query @ key.swapaxes(1, 2) / np.sqrt(size)
+        scores = np.where(np.tri(n, dtype=bool), scores, -np.inf)
+        weights = np.exp(scores - scores.max(-1, keepdims=True))
+        weights /= weights.sum(-1, keepdims=True)
+        x = x + (weights @ value).swapaxes(0, 1).reshape(n, width) @ w["outputs"].T
+        y = norm(x, state[f"layers.{k}.inner_norm.weight"])
+        gate = y @ more["gate"].T
+        x = x + (gate / (1 + np.exp(-gate)) * (y @ more["up"].T)) @ more["down"].T
+    logits = norm(x, state["norm.weight"]) @ state["embedding.weight"].T
+    return logits.argmax(-1).tolist()

@@ -64,16 +64,17 @@ def test_a_kernel_of_packed_weights_gives_what_the_plain_one_gives(size, transpo
     np.testing.assert_array_equal(found.reshape(m, n), a @ b)
 
 
-def test_weights_are_converted_where_they_are_packed():
+@pytest.mark.parametrize("rows, kept", [(33, dtypes.float32), (8, dtypes.int8)])
+def test_weights_are_converted_where_they_are_packed_unless_rows_are_few(rows, kept):
     rng = np.random.default_rng(0)
-    a = rng.integers(-4, 5, (33, 70)).astype(np.float32)
+    a = rng.integers(-4, 5, (rows, 70)).astype(np.float32)
     b = rng.integers(-100, 100, (70, 130)).astype(np.int8)
-    kernel = product(33, 130, 70, False, dtypes.int8)
+    kernel = product(rows, 130, 70, False, dtypes.int8)
     opts = [Opt(OptOps.VEC, 1, 32), Opt(OptOps.UPCAST, 0, 6), Opt(OptOps.STAGE, None, 1)]
     packed = lower_packed(kernel, CPU.target, {2}, opts)
-    assert packed.packings[0].dtype is dtypes.float32
-    found = run_packed(packed, {1: (a, dtypes.float32), 2: (b, dtypes.int8)}, 33 * 130)
-    np.testing.assert_array_equal(found.reshape(33, 130), a @ b.astype(np.float32))
+    assert packed.packings[0].dtype is kept
+    found = run_packed(packed, {1: (a, dtypes.float32), 2: (b, dtypes.int8)}, rows * 130)
+    np.testing.assert_array_equal(found.reshape(rows, 130), a @ b.astype(np.float32))
 
 
 def test_heuristics_pack_what_is_kept_and_nothing_else():
@@ -89,6 +90,14 @@ def test_what_is_kept_is_packed_outside_of_all_loops():
     kernel = Kernel(product(64, 64, 64, False), CPU.target, {2})
     with pytest.raises(KernelOptError, match="so outside of all loops"):
         kernel.apply_opt(Opt(OptOps.STAGE, 1, 1))
+
+
+def test_weights_that_are_used_once_a_run_are_read_as_they_are():
+    w = Tensor.rand(600, 500).realize()
+    before, step = packed_nbytes(), TinyJit(lambda x: (x @ w).realize())
+    for _ in range(4):
+        step(Tensor.rand(1, 600).realize())
+    assert packed_nbytes() == before
 
 
 # ---------------------------------------------------------------- memory counts its changes

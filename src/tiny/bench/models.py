@@ -193,7 +193,7 @@ class RootNorm:
 
 
 class LlamaBlock:
-    """Attention of grouped heads to all positions so far, then a gated layer (Touvron et al., 2023).
+    """Attention of grouped heads to positions so far, then a gated layer (Touvron et al., 2023).
 
     (1, 1, width) at a position -> (1, 1, width). `cache` holds the keys and the values of the
     positions so far, (2, groups, length, width / heads).
@@ -259,9 +259,7 @@ class Llama:
     ) -> None:
         self.length = length
         self.embedding = Table(lib, vocabulary, width)
-        self.layers = [
-            LlamaBlock(lib, width, heads, groups, hidden, length) for _ in range(blocks)
-        ]
+        self.layers = [LlamaBlock(lib, width, heads, groups, hidden, length) for _ in range(blocks)]
         self.norm = RootNorm(lib, width)
         angles = rotations(length, width // heads)
         self.cos, self.sin = lib.Tensor(np.cos(angles)), lib.Tensor(np.sin(angles))

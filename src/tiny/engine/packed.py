@@ -23,7 +23,9 @@ from tiny.uop.ops import Ops, UOp
 
 __all__ = ["PackedSteps", "packed_nbytes"]
 
-MOST_USES = 1024  # of an element of a weight in a run, beyond which packing it is cheap beside them
+# Of an element of a weight in a run: below that it is read as fast as it is, from memory to which
+# no second copy is added; beyond that packing it is cheap beside them.
+LEAST_USES, MOST_USES = 4, 1024
 LEAST_NBYTES = 1 << 14  # of a weight: less is packed in no time
 
 
@@ -192,4 +194,5 @@ def _is_worth(param: Any, step: Step) -> bool:
     for n in param.shape:
         size *= n
     is_large = size * param.dtype.itemsize >= LEAST_NBYTES
-    return not param.written and is_large and step.flops <= 2 * MOST_USES * size
+    uses = step.flops / (2 * max(1, size))
+    return not param.written and is_large and LEAST_USES <= uses <= MOST_USES

@@ -35,6 +35,7 @@ __all__ = ["Fill", "Tiling"]
 
 MOST_SHARED = 1 << 28  # bytes of scratch that all threads have in common
 ALIGNMENT = 64
+FEW_ROWS = 32
 
 
 @dataclass(frozen=True)
@@ -182,7 +183,10 @@ class Tiling:
         new = self.new
         new.update(self.values)
         order = self.ast.postorder()
-        packed = {_function_of(load, order): (load, axis) for load, axis in self.staged.items()}
+        packed = {
+            load if self.stays_narrow(load) else _function_of(load, order): (load, axis)
+            for load, axis in self.staged.items()
+        }
         for node in order:
             if node in self.values:
                 continue
@@ -213,6 +217,17 @@ class Tiling:
             self.scratch,
             self.shared,
         )
+
+    def stays_narrow(self, load: UOp) -> bool:
+        """Whether an operand that is packed for good is best kept in its own, small dtype.
+
+        It is read from memory in each run: for few rows that takes longer than to convert it.
+        """
+        if load not in self.kept or load.dtype.itemsize >= 4:
+            return False
+        others = [a for k, a in enumerate(self.split.axes) if not self.masks[load] >> k & 1]
+        rows = math.prod([a.range.src[0].vmax for a in others if a.blocks_of < 0])
+        return rows <= FEW_ROWS
 
     def memory(self, shape: Sequence[int], dtype: DType, shared: bool) -> UOp:
         """A new piece of scratch memory."""
