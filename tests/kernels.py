@@ -113,6 +113,33 @@ def conv_padded() -> Case:
     )
 
 
+def conv_of_sums() -> Case:
+    """Its image is made of two arrays and the scale and shift of a channel."""
+    channels, filters, size = 5, 6, 6
+    f, y, x = out(filters, 0), out(size, 1), out(size, 2)
+    c, ky, kx = red(channels, 3), red(3, 4), red(3, 5)
+    iy, ix = y + ky - 1, x + kx - 1
+    gate = within(iy, size) & within(ix, size)
+    first, second = (param(k, channels, size, size).index(c, iy, ix, gate=gate) for k in (1, 2))
+    image = first * param(3, 1, channels).index(const(0), c) + second + param(4, channels).index(c)
+    weight = param(5, filters, channels, 3, 3).index(f, c, ky, kx)
+    value = gate.where(image.maximum(0.0), 0.0) * weight
+    stored = param(0, filters, size, size).index(f, y, x)
+    a, b = some(channels, size, size), some(channels, size, size, seed=1)
+    scale, shift = some(1, channels, seed=2), some(channels, seed=3)
+    w = some(filters, channels, 3, 3, seed=4)
+    whole = np.maximum(a * scale.reshape(-1, 1, 1) + b + shift.reshape(-1, 1, 1), 0)
+    padded = np.pad(whole, ((0, 0), (1, 1), (1, 1)))
+    windows = np.lib.stride_tricks.sliding_window_view(padded, (3, 3), axis=(1, 2))
+    expected = np.einsum("cyxkl,fckl->fyx", windows, w)
+    given = [a, b, scale, shift, w]
+    return Case(
+        sink(stored.store(value.reduce(c, ky, kx))),
+        [blank(filters, size, size), *given],
+        [expected, *given],
+    )
+
+
 def softmax() -> Case:
     rows, n = 3, 12
     i, j, r, s = out(rows, 0), out(n, 1), red(n, 2), red(n, 3)
@@ -412,6 +439,7 @@ _PLAIN = [
     matmul,
     matmul_square,
     conv_padded,
+    conv_of_sums,
     softmax,
     argmax,
     max_and_argmin,

@@ -169,6 +169,11 @@ def find_nests(kernel: SplitKernel) -> list[Nest]:
     for node, load in alone.items():
         if node is not load and _is_data(node):
             made[load] = made.get(load, 0.0) + weight_of(node)
+    inside: set[UOp] = set()  # of what is made of several loads
+    for load, prologue in kernel.prologues.items():
+        below = [n for n in prologue.value.postorder() if n.op in GroupOp.ALU and _is_data(n)]
+        made[load] = sum([weight_of(n) for n in below]) + float(len(prologue.others))
+        inside.update(below, prologue.others)
     for node in order:
         mask = masks[node]
         if node.op is Ops.REDUCE:
@@ -178,6 +183,8 @@ def find_nests(kernel: SplitKernel) -> list[Nest]:
         elif node.op is Ops.STAGE:
             # it is stored, and read, along its own axes
             nest_of(mask | _own(node, masks)).add(mask | _own(node, masks), 1.0)
+        elif node in inside:
+            continue
         elif node.op is Ops.INDEX and node in numbers:
             access = _access(node, kernel, numbers[node], made.get(node, 0.0))
             nest_of(mask).loads.append(access)

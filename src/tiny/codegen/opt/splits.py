@@ -13,6 +13,7 @@ from tiny.codegen.lower.indices import linear_form
 from tiny.codegen.lower.tiled import TiledKernel, axis_masks
 from tiny.codegen.opt.axes import Axis, Split, copies_of
 from tiny.codegen.opt.opts import KernelOptError, Opt, OptOps
+from tiny.codegen.opt.prologues import find_prologues
 from tiny.codegen.opt.tiling import Fill, Tiling
 from tiny.helpers import STRICT_REDUCE, colored
 from tiny.uop.ops import AxisType, Ops, UOp
@@ -84,6 +85,7 @@ class SplitKernel:
         params = [(k, n.src[0]) for k, n in enumerate(self.loads) if n.src[0].op is Ops.PARAM]
         self.kept = frozenset([k for k, p in params if p.arg.slot in kept])  # numbers of loads
         self.is_in_place = any(n.src[0] in self.written for n in self.loads)
+        self.prologues = find_prologues(order, self.written)
         self._tiled: TiledKernel | None = None
         self.fills: tuple[Fill, ...] = ()  # of what is tiled
 
@@ -395,7 +397,14 @@ class SplitKernel:
             staged = {self.loads[k]: axis for k, axis in self.staged.items()}
             kept = [self.loads[k] for k in self.kept]
             tiling = Tiling(
-                self.ast, self.masks, split, staged, kept, self.is_in_place, self.target
+                self.ast,
+                self.masks,
+                split,
+                staged,
+                kept,
+                self.prologues,
+                self.is_in_place,
+                self.target,
             )
             self._tiled = tiling.kernel()
             self.fills = tuple(tiling.fills)

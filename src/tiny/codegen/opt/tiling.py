@@ -17,10 +17,10 @@ from tiny.codegen.lower.indices import linear_form
 from tiny.codegen.lower.tiled import Loop, TiledAxis, TiledKernel
 from tiny.codegen.opt.axes import Axis, Split, copies_of
 from tiny.codegen.opt.opts import KernelOptError
+from tiny.codegen.opt.prologues import Prologue, conditions_of, function_of, inside
 from tiny.dtype import DType, dtypes
 from tiny.uop.ops import (
     AxisType,
-    GroupOp,
     LocalArg,
     Ops,
     ParamArg,
@@ -74,8 +74,9 @@ class Tiling:
     """The splitting of one kernel: `kernel` is it over the parts of its axes.
 
     `masks` are the axes that each node depends on. `staged` are the loads to be packed, each with
-    the number of the axis at the head of whose body that happens, None for outside all loops. Those
-    in `kept` are packed before the kernel runs, by `fills`, in memory that it gets as a PARAM.
+    the number of the axis at the head of whose body that happens, None for outside all loops; what
+    is made of them first stands in `prologues`, where it is made of others too. Those in `kept` are
+    packed before the kernel runs, by `fills`, in memory that it gets as a PARAM.
     """
 
     def __init__(
@@ -85,11 +86,12 @@ class Tiling:
         split: Split,
         staged: Mapping[UOp, int | None],
         kept: Collection[UOp],
+        prologues: Mapping[UOp, Prologue],
         is_in_place: bool,
         target: Target,
     ) -> None:
         self.ast, self.masks, self.split, self.staged = ast, masks, split, staged
-        self.kept, self.target = kept, target
+        self.kept, self.prologues, self.target = kept, prologues, target
         self.fills: list[Fill] = []
         self.numbers = 0  # of leaves
         self.parts: dict[UOp, _Part] = {}  # by leaf
@@ -183,15 +185,21 @@ class Tiling:
         new = self.new
         new.update(self.values)
         order = self.ast.postorder()
-        packed = {
-            load if self.stays_narrow(load) else _function_of(load, order): (load, axis)
-            for load, axis in self.staged.items()
-        }
+        packed: dict[UOp, tuple[UOp, int | None, Prologue]] = {}
+        for load, axis in self.staged.items():
+            is_narrow = self.stays_narrow(load)
+            made = Prologue(load) if is_narrow else function_of(load, order, self.prologues)
+            # others that are packed themselves, or of which a packed weight would be no more one
+            if made.others and (
+                load in self.kept or not self.staged.keys().isdisjoint(made.others)
+            ):
+                made = Prologue(load)
+            packed[made.value] = load, axis, made
         for node in order:
             if node in self.values:
                 continue
             if node in packed:
-                new[node] = self.packed(node, *packed[node])
+                new[node] = self.packed(*packed[node])
                 continue
             src = tuple([new[s] for s in node.src])
             if node.op is Ops.REDUCE:
@@ -363,15 +371,15 @@ class Tiling:
 
     # ------------------------------------------------------------ operands
 
-    def packed(self, value: UOp, node: UOp, axis: int | None) -> UOp:
-        """An operand, or what is made of it alone, in memory of its own filled inside of a loop.
+    def packed(self, node: UOp, axis: int | None, made: Prologue) -> UOp:
+        """An operand, or what is made of it, in memory of its own filled inside of a loop.
 
         The box holds what the leaves inside read, laid out with the lanes innermost, tiles
         around them, then loops as they nest: what is read next to each other is next to each
         other. Padding is put in when it is filled, so that a read needs no condition.
         """
         memory, *at = node.src
-        rank = len(memory.arg.shape)
+        value, rank = made.value, len(memory.arg.shape)
         order = list(self.loops)
         places = {e: k for k, e in enumerate(self.split.order)}
         limit = -1 if axis is None else places[axis]
@@ -386,7 +394,8 @@ class Tiling:
         if not dims:
             one = UOp.const(0, dtypes.index)
             dims = [_Dim(1, one, 0, 0, None, (0, 0))]
-        dims, base, memory = _merged(dims, base, memory)
+        if not made.others:  # those are found by the indices of all dimensions
+            dims, base, memory = _merged(dims, base, memory)
         # what no loop outside changes is filled once, in a phase of its own
         shared = not any(n.op is Ops.RANGE for start in base for n in start.postorder())
         is_kept = node in self.kept
@@ -407,13 +416,11 @@ class Tiling:
                 step = x.limit - (x.limit - step).alu(Ops.MAX, UOp.const(0, dtypes.index))
             source[x.dim] = source[x.dim] + step
         source = [simplify(i) for i in source]
-        gate = _inside(source, memory.arg.shape)
+        gate = inside(source, memory.arg.shape)
         filling = dict(zip(steps, indices, strict=True))
         source = [i.substitute(filling) for i in source]
         gate = None if gate is None else gate.substitute(filling)
-        gated = () if gate is None else (gate,)
-        load = UOp(Ops.INDEX, node.dtype, (memory, *source, *gated))
-        filling_value = value.substitute({node: load})
+        filling_value = made.moved(node, memory, source, gate)
         if is_kept:
             if not shared or any(n.op is Ops.DEFINE_VAR for n in filling_value.postorder()):
                 raise KernelOptError("what a run of the kernel determines is not packed before it")
@@ -439,7 +446,7 @@ class Tiling:
 
     def other_conditions(self, node: UOp) -> list[UOp]:
         """The gate of a load less the conditions that its indices are inside of the buffer."""
-        rest = [self.new[t] for t in _conditions_of(node)]
+        rest = [self.new[t] for t in conditions_of(node)]
         if not rest:
             return []
         gate = rest[0]
@@ -628,39 +635,6 @@ class Tiling:
         return index, own, loop
 
 
-def _function_of(load: UOp, order: list[UOp]) -> UOp:
-    """The most that is made of a load and constants alone, and is all that becomes of it.
-
-    Such as the activation of what the layer before has left: it is computed once an element when
-    it is kept. The load itself if there is no such value, or if it has a condition of its own,
-    where it is 0 and that value might not be.
-    """
-    if _conditions_of(load):
-        return load
-    mine = {load}
-    exits: set[UOp] = set()
-    for n in order:
-        inside = [s for s in n.src if s in mine]
-        alone = all(s in mine or s.op is Ops.CONST for s in n.src)
-        if inside and alone and n.op in GroupOp.Elementwise and n.dtype is not dtypes.index:
-            mine.add(n)
-        else:
-            exits.update(inside)
-    return exits.pop() if len(exits) == 1 else load
-
-
-def _conditions_of(load: UOp) -> list[UOp]:
-    """The conditions of a load that do not say that its indices are inside of the buffer."""
-    memory, *at = load.src
-    shape = memory.arg.shape
-    if len(at) == len(shape):
-        return []
-    known = set()
-    for i, size in zip(at, shape, strict=False):
-        known |= {simplify(i.const_like(-1) < i), simplify(i < size)}
-    return [t for t in at[-1].split_uop(Ops.AND) if t not in known]
-
-
 def _sizes(leaves: Sequence[UOp]) -> list[int]:
     return [p.src[0].arg for p in leaves]
 
@@ -708,17 +682,3 @@ def _sum(terms: list[tuple[UOp, int]], unit: int) -> UOp:
     for term, factor in terms:
         total = total + term * (factor // unit)
     return total
-
-
-def _inside(at: list[UOp], shape: tuple[int, ...]) -> UOp | None:
-    """The condition for indices to be inside of a buffer, as far as bounds do not prove it."""
-    gate: UOp | None = None
-    for i, size in zip(at, shape, strict=True):
-        terms = []
-        if i.vmin < 0:
-            terms.append(i.const_like(-1) < i)
-        if i.vmax >= size:
-            terms.append(i < size)
-        for t in terms:
-            gate = t if gate is None else gate & t
-    return gate
