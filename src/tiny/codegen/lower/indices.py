@@ -29,13 +29,17 @@ class LinearForm(NamedTuple):
 def flatten_indices(sink: UOp) -> UOp:
     """INDEX(PARAM, i0, i1, …[, gate]) -> INDEX(PARAM, offset[, gate]), row-major and simplified.
 
-    A gate that always holds is dropped.
+    A gate that always holds is dropped. A buffer that is seen with several shapes is one PARAM.
     """
     new: dict[UOp, UOp] = {}
+    params: dict[int, UOp] = {}  # by slot
     for node in sink.postorder():
+        if node.op is Ops.PARAM:
+            new[node] = params.setdefault(node.arg.slot, node)
+            continue
         src = tuple([new[s] for s in node.src])
         if node.op is Ops.INDEX:
-            shape = src[0].arg.shape
+            shape = node.src[0].arg.shape
             offset, stride = UOp.const(0, dtypes.index), 1
             for k in reversed(range(len(shape))):
                 offset = offset + src[1 + k] * stride
