@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -186,3 +186,28 @@ def test_channels_and_windows_are_packed_as_one_at_any_loop(shape, at):
         tried += 1
         np.testing.assert_array_equal(found, shape.expected(x, w).reshape(-1))
     assert tried > 4
+
+
+# ---------------------------------------------------------------- what is kept beside them
+
+
+@pytest.mark.parametrize("size", [9, 40])
+def test_a_convolution_is_a_kernel_of_its_own_below_a_pool_of_windows(size):
+    shape = Shape(1, 3, 8, size, 7, stride=2, padding=3)
+    x, w = shape.operands()
+    tensor = shape.lazy(Tensor(x).realize(), Tensor(w).realize()).relu()
+    pooled = tensor.max_pool2d((3, 3), stride=2, padding=1)
+    assert len(pooled.schedule()) == 2
+    padded = np.pad(np.maximum(shape.expected(x, w), 0), ((0, 0), (0, 0), (1, 1), (1, 1)))
+    windows = np.lib.stride_tricks.sliding_window_view(padded, (3, 3), (2, 3))
+    np.testing.assert_array_equal(pooled.numpy(), windows[:, :, ::2, ::2].max((-2, -1)))
+
+
+def test_lanes_that_need_more_rows_than_a_cache_holds_are_refused():
+    x = Tensor.empty(64, 8192)
+    (item,) = x.softmax().schedule()
+    k = Kernel(item.kernel, replace(Device["CPU"].target, l2_bytes=1 << 19))
+    with pytest.raises(KernelOptError, match="bytes are kept, 524288 are allowed"):
+        k.apply_opt(Opt(VEC, 0, 32))
+    k.hand_coded_optimizations()
+    k.to_program()

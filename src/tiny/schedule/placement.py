@@ -198,6 +198,9 @@ class Placement:
         kernel, mask = r.kernel, r.mask
         foot = self.costs.foot[i]
         if mask in kernel.nests:
+            kept = mask & ~kernel.output_loops
+            if self.costs.contracts[i] and kept.bit_count() > 1:  # rows are tiled, planes are not
+                return f"contraction over {foot} elements of what is kept in several dimensions"
             return ""
         nest = kernel.output_loops
         inner = mask & ~nest

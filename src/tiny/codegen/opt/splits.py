@@ -74,6 +74,12 @@ class SplitKernel:
         self._vector_lanes = self._count_vector_lanes()
         self.applied_opts: tuple[Opt, ...] = ()
         self.staged: dict[int, int | None] = {}  # number of a load: the axis that it is staged at
+        # what the scheduler keeps: bytes for each point of these axes, whose tiles have their own
+        self._rows_kept = [
+            (-(-math.prod(n.arg.shape) * n.dtype.itemsize // 64) * 64, mask)
+            for n, mask in self.masks.items()
+            if n.op is Ops.STAGE and mask and not n.arg.shared
+        ]
         self.written = {n.src[0].src[0] for n in order if n.op is Ops.STORE}
         loads = {
             s
@@ -314,6 +320,12 @@ class SplitKernel:
                 rule = f"{copies} copies of the body, {MAX_COPIES} are allowed"
                 check(copies <= MAX_COPIES, opt, rule)
         self.axes[number] = split
+        kept = sum(
+            nbytes * math.prod([a.step for k, a in enumerate(self.axes) if mask >> k & 1])
+            for nbytes, mask in self._rows_kept
+        )
+        most = self.target.l2_bytes
+        check(kept <= most, opt, f"{kept} bytes are kept, {most} are allowed")
 
     def _check_lanes(self, opt: Opt, number: int) -> None:
         """No node may depend on two axes of lanes: no nest has two."""
