@@ -17,19 +17,20 @@ import pytest
 from hypothesis import event, given, seed, settings
 from hypothesis import strategies as st
 
+import evaluate as plain
 import tiny.runtime.cpu
 from conftest import FULL, examples
 from kernels import TARGET, legal_opts
 from random_kernels import Drawn, Known, differences, evaluate, kernels
-from tiny.codegen import LinearProgram, lower
+from tiny.codegen import KernelOptError, LinearProgram, Opt, PackedProgram, lower, lower_packed
 from tiny.codegen.lower.conditions import place_conditions
-from tiny.codegen.opt import OptOps
+from tiny.codegen.opt import Kernel, OptOps
 from tiny.device import Buffer, Compiled, Device
 from tiny.dtype import dtypes
 from tiny.helpers import Context
 from tiny.runtime.cpu import host_arch
 from tiny.runtime.python import interpret
-from tiny.uop.ops import Ops
+from tiny.uop.ops import Ops, UOp
 
 Array = np.ndarray[Any, Any]
 
@@ -79,6 +80,29 @@ def run_on(
         assert after.endswith(guard), f"written beyond the end of buffer {p.slot}"
         found[p.slot] = np.frombuffer(after[: -len(guard)], memory[p.slot].dtype)
     return found
+
+
+def packed_before(ast: UOp, device: Compiled, opts: tuple[Opt, ...]) -> PackedProgram | None:
+    """The kernel with all operands that it packs packed before it runs; None if that can not be."""
+    kernel = Kernel(ast, device.target)
+    params = [kernel.loads[o.arg].src[0].arg.slot for o in opts if o.op is OptOps.STAGE]
+    outside = [o._replace(axis=None) if o.op is OptOps.STAGE else o for o in opts]
+    try:
+        return lower_packed(ast, device.target, params, outside) if params else None
+    except KernelOptError:
+        return None
+
+
+def run_packed(
+    device: Compiled, packed: PackedProgram, drawn: Drawn, memory: dict[int, Array]
+) -> dict[int, Array]:
+    """The contents of each buffer of a kernel after its operands were packed and it ran."""
+    kept = dict(memory)
+    for p in packed.packings:
+        kept[p.slot] = np.zeros(p.size, plain.np_dtype(p.dtype))
+        kept[p.slot] = run_on(device, p.program, drawn, kept)[p.slot]
+    found = run_on(device, packed.program, drawn, kept)
+    return {slot: found[slot] if slot in found else memory[slot].reshape(-1) for slot in memory}
 
 
 def interpreted(program: LinearProgram, drawn: Drawn, memory: dict[int, Array]) -> dict[int, Array]:
@@ -188,12 +212,16 @@ def test_the_cpu_computes_random_kernels_under_random_opts(part, monkeypatch):
                 if count_steps(program) <= MOST_STEPS and is_defined(program, device):
                     seen["interpreted"] += 1
                     check_bits(found, interpreted(program, drawn, memory), what)
+                if (packed := packed_before(drawn.ast, device, program.applied_opts)) is not None:
+                    seen["packed before"] += 1
+                    check(run_packed(device, packed, drawn, memory), known, f"packed, {what}")
 
     drawn_test(
         examples(1250, 15), part, run,
         drawn=kernels(), dev=st.sampled_from(DEVICES), chosen=st.integers(0, 1 << 30),
     )  # fmt: skip
     check_seen(seen)
+    assert seen["packed before"] >= seen["kernels"] // 40
 
 
 def test_programs_of_random_kernels_compute_them_under_random_opts():
