@@ -1,6 +1,6 @@
 """What a loop nest costs, by counting: instructions of its bodies, bytes moved between caches.
 
-All figures are rough: they have to put a few ways of doing the same thing in the right order.
+The constants are those of `constants`.
 """
 
 from __future__ import annotations
@@ -10,33 +10,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from tiny.codegen.opt.constants import Costs, costs_of
 from tiny.codegen.opt.nests import Access, Nest, axes_of
 from tiny.uop.target import Target
 
-__all__ = ["CYCLE", "Level", "NestCost", "Tile", "fill_cost", "moved", "registers_of"]
+__all__ = ["Level", "NestCost", "Tile", "fill_cost", "moved", "registers_of"]
 
-CYCLE = 3e-10  # seconds
-PER_CYCLE = 2.0  # loads, and also arithmetic instructions
-PART = 0.6  # of an instruction, for half a vector and less
-LATENCY = 8  # sums side by side that keep the arithmetic busy: 4 cycles, 2 a cycle
-ONE_BY_ONE = 4.0  # instructions to load or store a lane that is no neighbour of the last
-TRANSPOSED = 6.0  # instructions for a vector that is loaded or stored through a transposition
 WORTH_TRANSPOSING = 4  # rows, from which on lowering does so
 REUSE = 4  # vectors loaded of an element, from which on packing it may pay
 WIDEST_TILE = 16  # points that use what is loaded once
 MASKS = 7  # registers for conditions
-FAR = 512  # bytes from which on the rows of a panel fall into few sets of a cache
-FAR_READ = 1.5  # how much longer it takes to load from those
-FAR_JUMP = 3.0  # loads that it takes longer to begin with the next row, where each is read once
-SHIFTED = 2.0  # loads in steps that are no whole vectors: most lie in two lines of the cache
-# cycles to pack an element: of a vector, through a transposition, or by itself
-FILL, FILL_ACROSS, FILL_APART = 0.3, 0.5, 1.5
-FILL_CODE, FILL_CODE_APART = 60, 400  # lines of the loops that do so, and of a transposition
-# bytes a cycle that come into a cache from the next one; a quarter of a cache is left to the rest
-L1_RATE, L2_RATE = 32.0, 8.0
 LINE = 64  # bytes
-# A kernel is run about this often for each time that it is compiled; a line takes so long.
-RUNS, COMPILING = 100, 2e-5
 
 
 @dataclass(frozen=True)
@@ -61,9 +45,14 @@ class NestCost:
     """Prices the tiles of a nest whose loops are in a given order."""
 
     def __init__(
-        self, nest: Nest, order: Sequence[int], sizes: Sequence[int], full: Sequence[int]
+        self,
+        nest: Nest,
+        order: Sequence[int],
+        sizes: Sequence[int],
+        full: Sequence[int],
+        costs: Costs,
     ) -> None:
-        self.nest, self.full = nest, full
+        self.nest, self.full, self.costs = nest, full, costs
         self.loops = [(k, sizes[k]) for k in order if k < len(sizes) and nest.mask >> k & 1]
         self.points = math.prod([n for _, n in self.loops])
         self.inner = math.prod([n for k, n in self.loops if nest.own >> k & 1])
@@ -92,12 +81,12 @@ class NestCost:
     def packing(self, tile: Tile) -> float:
         """The part of it that packs operands once."""
         self.seconds(tile)
-        return CYCLE * self._bodies[tile.lane, tile.lanes].packing
+        return self.costs.cycle * self._bodies[tile.lane, tile.lanes].packing
 
     def is_far(self, access: Access) -> bool:
         """Whether it is gone through in rows that fall into few sets of a cache."""
         steps = [access.strides.get(k, 0) or 0 for k in axes_of(self.nest.own)]
-        return max(map(abs, steps), default=0) * access.itemsize >= FAR
+        return max(map(abs, steps), default=0) * access.itemsize >= self.costs.far
 
     def is_packed(self, access: Access, lane: int) -> bool:
         """Whether an operand is better read from memory of its own, being read often enough."""
@@ -121,7 +110,7 @@ class NestCost:
         # rows whose innermost loop jumps
         inner = [k for k, n in self.loops if n > 1 and self.nest.own >> k & 1][-1:]
         steps = [access.strides.get(k, 0) or 0 for k in inner]
-        return max(map(abs, steps), default=0) * access.itemsize >= FAR
+        return max(map(abs, steps), default=0) * access.itemsize >= self.costs.far
 
     def slots(self, access: Access, lane: int, lanes: int, vectors: int) -> float:
         """Instructions to load or store one vector, or one value for all of its lanes."""
@@ -138,14 +127,15 @@ class NestCost:
             if not self.nest.sums or self.nest.own >> lane & 1:
                 return 1.0
             if access.shares_dim(lane, self.nest.own):
-                return SHIFTED
+                return self.costs.shifted
             if self.is_far(access) and not is_packed:
                 is_often = self.points >= REUSE * WIDEST_TILE * access.size
-                return FAR_READ if is_often else 1 + FAR_JUMP / vectors
+                return self.costs.far_read if is_often else 1 + self.costs.far_jump / vectors
             return 1.0
         size = dict(self.loops)[lane]
-        part = PART if 2 * lanes <= self.full[lane] else 1.0  # lanes by themselves cost as ever
-        return ONE_BY_ONE * size / -(-size // lanes) / part  # idle lanes are left out
+        # lanes by themselves cost as ever
+        part = self.costs.part if 2 * lanes <= self.full[lane] else 1.0
+        return self.costs.one_by_one * size / -(-size // lanes) / part  # idle lanes are left out
 
 
 class _Body:
@@ -153,6 +143,7 @@ class _Body:
 
     def __init__(self, cost: NestCost, tile: Tile) -> None:
         nest = self.nest = cost.nest
+        costs = self.costs = cost.costs
         self.lane = tile.lane if tile.lane >= 0 and nest.mask >> tile.lane & 1 else -1
         self.vectors = cost.vectors(tile)
         self.inner, self.sizes = cost.inner, [n for _, n in cost.loops]
@@ -162,7 +153,7 @@ class _Body:
             self.sizes[place] = -(-self.sizes[place] // tile.lanes)
         lanes = min(tile.lanes, cost.full[self.lane]) if self.lane >= 0 else 1
         # some machines take two steps for a whole vector
-        self.width = PART if self.lane >= 0 and 2 * lanes <= cost.full[self.lane] else 1.0
+        self.width = costs.part if self.lane >= 0 and 2 * lanes <= cost.full[self.lane] else 1.0
         # by axes: arithmetic, loads, stores, and what they are in code
         counts: dict[int, list[float]] = {}
         # what rows may make a transposition of: a load or (False) a store, and its instructions
@@ -177,19 +168,20 @@ class _Body:
         for load in nest.loads:
             slots = cost.slots(load, self.lane, lanes, self.vectors)
             count(load.mask, 1, slots)
-            if slots > FAR_JUMP + 1:
+            if slots > costs.far_jump + 1:
                 self.apart.setdefault(load.mask, []).append((load, True, slots))
             if cost.is_packed(load, self.lane):
-                self.packing += load.size * fill_cost(load, self.lane)
+                self.packing += load.size * fill_cost(load, self.lane, costs)
                 if load.is_kept:
                     continue
-                self.code += FILL_CODE if fill_cost(load, self.lane) == FILL else FILL_CODE_APART
+                is_plain = fill_cost(load, self.lane, costs) == costs.fill
+                self.code += costs.fill_code if is_plain else costs.fill_apart_code
             elif load.work:
                 count(load.mask, 0, load.work)
         for store in nest.stores:
             slots = cost.slots(store, self.lane, lanes, self.vectors)
             count(store.mask, 2, 2 * slots)
-            if slots > FAR_JUMP + 1:
+            if slots > costs.far_jump + 1:
                 self.apart.setdefault(store.mask, []).append((store, False, 2 * slots))
         if self.lane >= 0 and nest.sums and nest.own >> self.lane & 1:
             # lanes are added up in the end
@@ -206,7 +198,7 @@ class _Body:
         ]
 
     def seconds(self, rows: Sequence[tuple[int, int]]) -> float:
-        nest, counts = self.nest, list(self.sizes)
+        nest, costs, counts = self.nest, self.costs, list(self.sizes)
         tiles = [(k, n) for k, n in rows if nest.mask >> k & 1]
         for k, n in tiles:
             place = self.axes.index(k)
@@ -241,31 +233,32 @@ class _Body:
         if nest.sums and self.inner > 1:
             # sums wait for themselves where there are few of them, and no steps to unroll
             chains = copies * nest.sums * min(4, self.inner)
-            work *= max(1.0, LATENCY / chains)
+            work *= max(1.0, costs.latency / chains)
         conditions = math.prod([n for k, n in tiles if nest.condition >> k & 1])
         if conditions > MASKS:
             work *= 1.5 - 0.5 * MASKS / conditions
-        cycles = (max(loads, work) + stores) / PER_CYCLE + self.packing
+        cycles = (max(loads, work) + stores) / costs.per_cycle + self.packing
         # counting and jumping, which unrolling makes rarer, and what does not overlap
-        cycles += total * (0.25 if nest.own else 0.5) + 0.05 * (loads + work)
-        return CYCLE * cycles + COMPILING / RUNS * code
+        cycles += total * (costs.loop if nest.own else costs.store_loop)
+        cycles += (1 - costs.overlap) * (loads + work)
+        return costs.cycle * cycles + costs.compiling / costs.runs * code
 
     def _transposed(self, access: Access, tiles: Sequence[tuple[int, int]]) -> float:
         """Instructions for a vector, if rows of it lie side by side in memory."""
         for k, n in tiles:
             if n >= WORTH_TRANSPOSING and access.is_contiguous(k) and not access.gate:
-                return TRANSPOSED * self.lanes / min(n, self.lanes)
+                return self.costs.transposed * self.lanes / min(n, self.lanes)
         return math.inf
 
 
-def fill_cost(access: Access, lane: int) -> float:
+def fill_cost(access: Access, lane: int, costs: Costs) -> float:
     """Cycles to pack an element: vectors of it, or a transposition, or one by one."""
     if access.is_kept:
         return 0.0
     if lane < 0 or not access.mask >> lane & 1 or access.is_contiguous(lane):
-        return FILL
+        return costs.fill
     is_across = not access.gate and any(access.is_contiguous(k) for k in access.strides)
-    return FILL_ACROSS if is_across else FILL_APART
+    return costs.fill_across if is_across else costs.fill_apart
 
 
 # ---------------------------------------------------------------- caches
@@ -291,10 +284,11 @@ def moved(
         )
         if k < len(levels):
             inside[levels[k].axis] = levels[k].step
-    cycles = 0.0
+    cycles, costs = 0.0, costs_of(target)
+    # a quarter of a cache is left to the rest
     for capacity, rate in (
-        (target.l1_bytes // 4 * 3, L1_RATE),
-        (target.l2_bytes // 4 * 3, L2_RATE),
+        (target.l1_bytes // 4 * 3, costs.l1_rate),
+        (target.l2_bytes // 4 * 3, costs.l2_rate),
     ):
         fits = next((k for k, b in enumerate(bytes_at) if sum(b) <= capacity), len(levels))
         times = math.prod([level.count for level in levels[: max(0, fits - 1)]])

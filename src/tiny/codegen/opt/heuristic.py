@@ -20,13 +20,8 @@ ENOUGH_COPIES = 8  # sums side by side, that need no unrolling to keep the arith
 SHORT_LOOP = 3  # iterations, of a loop that is better none
 STEPS = 4  # that a reduction is unrolled to: worth 3 to 8 %, more costs compile time only
 COPIED_BLOCK = 64  # elements each way, of a copy that transposes: lines of both stay in L1
-WORTH_ARRANGING = 2e-5  # seconds of work, from which on loops are put in order and operands packed
-WORTH_PLANNING = 2e-4  # seconds of work, from which on loops are planned for several tiles
 NEARLY = 1.5  # times the cost of the best tile, up to which others are planned as well
 MOST_PLANNED = 3
-WORTH_THREADS = 1e-5  # seconds of work, from which on threads share it
-BYTES_PER_SECOND = 2e10
-SPLIT_SUM = 1e-4  # seconds of work, from which on threads share a sum of few outputs
 SPLIT_PARTS = 32  # that such a sum is split into, at most
 MOST_SHARED_SUMS = 1 << 16  # elements of all its parts together
 
@@ -75,6 +70,7 @@ class _Choice:
         self.kernel = kernel.copy()
         self.known = Tiles(self.kernel)
         self.nests, self.sizes, self.full = self.known.nests, self.known.sizes, self.known.full
+        self.costs = self.known.constants
 
     def opts(self) -> tuple[Opt, ...]:
         """All of them, in the order in which they are applied."""
@@ -95,9 +91,9 @@ class _Choice:
                 self.unroll(self.kernel, nest)
             cost = self.known.costs[nest].seconds(tile)
             seconds += cost
-            if nest.sums and cost > WORTH_ARRANGING:
+            if nest.sums and cost > self.costs.worth_arranging:
                 self.pack(nest, tile)
-            if len(self.nests) == 1 and cost > WORTH_ARRANGING:
+            if len(self.nests) == 1 and cost > self.costs.worth_arranging:
                 self.block_copy(nest, tile)
         self.share(seconds)
         return self.kernel.applied_opts
@@ -168,9 +164,9 @@ class _Choice:
     def contraction(self, nest: Nest) -> bool:
         """Choose tile, order, blocks and packing of one sum together. False if it is small."""
         tiles = self.known.tiles(nest, self.kernel)
-        if tiles[0].cost < WORTH_ARRANGING:
+        if tiles[0].cost < self.costs.worth_arranging:
             return False
-        if tiles[0].cost < WORTH_PLANNING:
+        if tiles[0].cost < self.costs.worth_planning:
             tiles = tiles[:1]
         cost = self.known.costs[nest]
         # where operands are packed, and what that costs, is part of the plan
@@ -243,8 +239,8 @@ class _Choice:
         """Let threads share the outermost loop that all depends on, or a sum of few outputs."""
         kernel = self.kernel
         read = sum(x.size * x.itemsize for n in self.nests for x in (*n.loads, *n.stores))
-        seconds += read / BYTES_PER_SECOND
-        if seconds < WORTH_THREADS:
+        seconds += read / self.costs.bytes_per_second
+        if seconds < self.costs.worth_threads:
             return
         # what does not depend on the axis would be computed again in each iteration
         common = ~0
@@ -264,7 +260,7 @@ class _Choice:
             evenly.sort(key=lambda k: kernel.axes[k].size is None)
         outer = evenly[0] if evenly else None
         results = math.prod([self.sizes[k] for k in axes_of(main.outputs)])
-        is_long = seconds > SPLIT_SUM and results * SPLIT_PARTS <= MOST_SHARED_SUMS
+        is_long = seconds > self.costs.worth_splitting and results * SPLIT_PARTS <= MOST_SHARED_SUMS
         is_one_sum = outer is None and len(self.nests) == 2 and main.sums
         if is_one_sum and is_long and self.split_sum(main):
             return

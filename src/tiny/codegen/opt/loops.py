@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from tiny.codegen.opt.cost import CYCLE, Level, NestCost, Tile, fill_cost, moved
+from tiny.codegen.opt.cost import Level, NestCost, Tile, fill_cost, moved
 from tiny.codegen.opt.nests import Access, Nest, axes_of
 from tiny.codegen.opt.splits import SplitKernel
 
@@ -14,8 +14,6 @@ __all__ = ["Loops", "Plan", "shares_evenly"]
 
 MANY = 16  # iterations that threads share evenly enough, whatever their number
 WORTH_CARRYING = 1.2  # times its arithmetic that the best plan takes, before sums are carried
-OVERLAP = 0.2  # part of the time to move data that shows beside the arithmetic
-CAUTION = 1.2  # times what it seems, for sums in memory: more can go wrong
 BLOCKS = (2048, 512, 128, 32, 8)  # steps of a reduction between which sums are kept in memory
 LEAST_READS = 4  # of an element, from which on packing pays
 
@@ -46,7 +44,7 @@ class Loops:
         self, kernel: SplitKernel, nest: Nest, cost: NestCost, tile: Tile, sizes: list[int]
     ) -> None:
         self.kernel, self.nest, self.cost, self.tile = kernel, nest, cost, tile
-        self.sizes, self.full = sizes, cost.full
+        self.sizes, self.full, self.costs = sizes, cost.full, cost.costs
         self.levels: list[Level] = []  # as they are now
         for k in kernel.nest_order:
             axis = kernel.axes[k]
@@ -98,7 +96,7 @@ class Loops:
 
     def plan(self, levels: list[Level], block: int, seconds: float) -> Plan:
         """Where operands are packed with loops in an order, and what all of that costs."""
-        kernel, nest, tile, cost = self.kernel, self.nest, self.tile, 0.0
+        kernel, nest, tile, costs, cost = self.kernel, self.nest, self.tile, self.costs, 0.0
         entries, seen = [], False
         for x in levels:
             is_outer = block and x.axis == self.blocked_axis and not seen
@@ -120,9 +118,9 @@ class Loops:
         cost += carried
         # what is moved is moved while something is computed
         moving = moved(loads, levels, sizes, kernel.target)
-        cost += max(moving, seconds / CYCLE) + OVERLAP * moving
-        cost *= CAUTION if carried else 1.0
-        return Plan(tuple(entries), tuple(staged), block, cost * CYCLE)
+        cost += max(moving, seconds / costs.cycle) + costs.showing * moving
+        cost *= costs.caution if carried else 1.0
+        return Plan(tuple(entries), tuple(staged), block, cost * costs.cycle)
 
     def place(self, load: Access, levels: list[Level]) -> tuple[int | None, float]:
         """The loop at which an operand is packed, -1 for outside all, None for not at all.
@@ -141,7 +139,9 @@ class Loops:
         for axis in axes_of(load.mask):
             a = self.kernel.axes[axis]
             reads *= a.tile * -(-a.lanes // self.full[axis])
-        per_read = 1.0 if load.is_contiguous(tile.lane) or not has_lanes else 3.0 * lanes
+        per_read = (
+            1.0 if load.is_contiguous(tile.lane) or not has_lanes else self.costs.in_place * lanes
+        )
         inside = dict(enumerate(self.sizes))
         fills, best, price = 1, None, reads * (per_read - 0.5) / 2 if per_read > 1 else 0.0
         is_needed = per_read > 1 or bool(load.gate)
@@ -161,7 +161,7 @@ class Loops:
             nbytes = box * load.itemsize
             if nbytes > (capacity if depends else 64 * capacity) or filled > least:
                 continue
-            cost = filled * fill_cost(load, tile.lane)
+            cost = filled * fill_cost(load, tile.lane, self.costs)
             if best is None or cost <= price * 1.05:
                 best, price = k, cost
         if best is None and is_needed:
@@ -184,5 +184,5 @@ class Loops:
             return math.inf
         sums = math.prod([self.sizes[k] for k in axes_of(nest.outputs)]) * nest.sums * times
         if tile.lane >= 0 and nest.own >> tile.lane & 1:
-            return 6.0 * sums  # each time the lanes are added up
-        return 4.0 * sums / self.full[tile.lane] if tile.lane >= 0 else 4.0 * sums
+            return self.costs.carried_lanes * sums  # each time the lanes are added up
+        return self.costs.carried * sums / (self.full[tile.lane] if tile.lane >= 0 else 1)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from operator import attrgetter
 
-from tiny.codegen.opt.cost import CYCLE, L2_RATE, NestCost, Tile, registers_of
+from tiny.codegen.opt.constants import costs_of
+from tiny.codegen.opt.cost import NestCost, Tile, registers_of
 from tiny.codegen.opt.nests import Nest, axes_of, find_nests
 from tiny.codegen.opt.opts import Opt, OptOps
 from tiny.codegen.opt.splits import SplitKernel
@@ -21,7 +22,6 @@ CLOSER = 3  # axes for lanes that are looked at closer
 WIDTHS = 2  # of lanes that tell which axes to look at
 WIDER = 4  # of those that are looked at then
 PARTS = (2, 3, 4, 5, 7)  # of the rows along one axis, so that others go along another
-OVERLAP = 0.2  # part of the time to move data that shows beside the arithmetic
 SHARED_ROWS = (1, 2, 4, 6, 8, 12)  # that all nests of a kernel may have
 TRANSPOSED_ROWS = 16  # that are loaded as vectors, and transposed in registers
 
@@ -36,7 +36,11 @@ class Tiles:
         self.nests = find_nests(kernel)
         self.sizes = [int(a.range.src[0].vmax) for a in kernel.axes]
         self.full = [min(kernel.vector_lanes(k), WIDEST) for k in range(len(kernel.axes))]
-        self.costs = {n: NestCost(n, kernel.nest_order, self.sizes, self.full) for n in self.nests}
+        self.constants = costs_of(kernel.target)
+        self.costs = {
+            n: NestCost(n, kernel.nest_order, self.sizes, self.full, self.constants)
+            for n in self.nests
+        }
         self.plain = {n: self.costs[n].seconds(Tile()) for n in self.nests}
         self.has_masks = kernel.target.vector_bytes >= 64
 
@@ -151,7 +155,7 @@ class Tiles:
         for nest in self.nests:
             common &= nest.mask & ~nest.own
         sizes = {k: n for k, n in enumerate(self.sizes) if not common >> k & 1}
-        best, least = (-1, 1), math.inf
+        best, least, costs = (-1, 1), math.inf, self.constants
         for axis in axes_of(common):
             again = [x for n in self.nests if n.sums for x in n.loads if not x.mask >> axis & 1]
             if kernel.axes[axis].step > 1 or not again:
@@ -165,7 +169,8 @@ class Tiles:
                     break
                 rows = ((axis, count),) if count > 1 else ()
                 cost = sum(self.lanes_for(n, kernel, rows)[0].cost for n in self.nests)
-                cost += CYCLE * OVERLAP * nbytes / L2_RATE * points / count
+                moving = nbytes / costs.l2_rate * points / count
+                cost += costs.cycle * costs.showing * moving
                 if cost < least:
                     best, least = (axis, count), cost
         return best if best[1] > 1 else None

@@ -1,0 +1,70 @@
+"""What things cost on a machine: the constants of the model by which Opts are chosen.
+
+They are rough, and only have to put a few ways of doing the same thing in the right order.
+`benchmarks/fit_costs.py` measures kernels under several lists of Opts, and says which constants
+would have chosen better ones. Nothing is measured when the library runs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tiny.uop.target import Target
+
+__all__ = ["TABLE", "Costs", "costs_of"]
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Constants of a machine. An instruction is one of a whole vector; a load counts as one."""
+
+    # ---- the time of instructions
+    cycle: float = 3e-10  # seconds
+    per_cycle: float = 2.0  # loads, and also arithmetic instructions, that are done in a cycle
+    part: float = 0.6  # of an instruction, for half a vector and less
+    latency: float = 8  # sums side by side that keep the arithmetic busy: 4 cycles, 2 a cycle
+    overlap: float = 0.95  # of loads and of arithmetic that is done beside the other
+    loop: float = 0.25  # cycles an iteration, to count and to jump
+    store_loop: float = 0.5  # the same where nothing is summed up
+
+    # ---- loads and stores, in instructions
+    one_by_one: float = 4.0  # for a lane that is no neighbour of the last
+    transposed: float = 6.0  # for a vector that comes through a transposition in registers
+    shifted: float = 2.0  # for a load in steps that are no whole vectors: most lie in two lines
+    far: int = 512  # bytes from which on the rows of a panel fall into few sets of a cache
+    far_read: float = 1.5  # for a load from such rows that are read often
+    far_jump: float = 3.0  # more to begin with the next such row, where each is read once
+    in_place: float = 3.0  # for each lane of an operand that ought to be packed, and is not
+
+    # ---- memory, in cycles
+    fill: float = 0.3  # to pack an element, of a vector
+    fill_across: float = 0.5  # to pack an element through a transposition in registers
+    fill_apart: float = 1.5  # to pack an element by itself
+    l1_rate: float = 32.0  # bytes a cycle that come into L1 from L2
+    l2_rate: float = 8.0  # bytes a cycle that come into L2 from what is behind it
+    showing: float = 0.2  # part of that time which shows beside the arithmetic
+    carried: float = 4.0  # to keep a vector of sums in memory between the steps of a loop
+    carried_lanes: float = 6.0  # the same for a sum, where lanes are added up each time
+    caution: float = 1.2  # times what it seems to cost, for sums in memory: more can go wrong
+    bytes_per_second: float = 2e10  # of memory, for the decision about threads
+
+    # ---- the time to compile, which a kernel is worth if it runs often
+    runs: int = 100  # of a kernel, for each time that it is compiled
+    compiling: float = 2e-5  # seconds a line
+    fill_code: int = 60  # lines of the loops that pack an operand
+    fill_apart_code: int = 400  # the same, through a transposition
+
+    # ---- seconds of work from which on something is worth its price
+    worth_threads: float = 1e-5  # threads
+    worth_arranging: float = 2e-5  # an order of the loops, and packing
+    worth_planning: float = 2e-4  # plans for several tiles instead of the best one
+    worth_splitting: float = 1e-4  # a sum of few outputs, shared in parts that are added up later
+
+
+# by the bytes of a vector register
+TABLE = {64: Costs(), 32: Costs(), 16: Costs()}
+
+
+def costs_of(target: Target) -> Costs:
+    """The constants for a machine; those of the narrowest registers, if it has none."""
+    return TABLE.get(target.vector_bytes) or TABLE[16]
