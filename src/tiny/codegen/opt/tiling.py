@@ -16,6 +16,7 @@ from tiny._core.symbolic import simplify
 from tiny.codegen.lower.indices import linear_form
 from tiny.codegen.lower.tiled import Loop, TiledAxis, TiledKernel
 from tiny.codegen.opt.axes import Axis, Split, copies_of
+from tiny.codegen.opt.epilogues import rolled_epilogue
 from tiny.codegen.opt.opts import KernelOptError
 from tiny.codegen.opt.prologues import Prologue, conditions_of, function_of, inside
 from tiny.dtype import DType, dtypes
@@ -91,7 +92,12 @@ class Tiling:
         target: Target,
     ) -> None:
         self.ast, self.masks, self.split, self.staged = ast, masks, split, staged
-        self.kept, self.prologues, self.target = kept, prologues, target
+        self.is_in_place, self.kept, self.prologues, self.target = (
+            is_in_place,
+            kept,
+            prologues,
+            target,
+        )
         self.fills: list[Fill] = []
         self.numbers = 0  # of leaves
         self.parts: dict[UOp, _Part] = {}  # by leaf
@@ -99,6 +105,8 @@ class Tiling:
         self.more_loops: list[Loop] = []  # of fills, each in nesting order
         self.axes: dict[int, TiledAxis] = {}
         self.values: dict[UOp, UOp] = {}  # each range as an expression of its leaves
+        self.outer: dict[int, UOp] = {}  # by axis: the part of it that loops make
+        self.inner: dict[int, UOp] = {}  # and that of the tile and the lanes
         self.leaves: dict[UOp, tuple[UOp, ...]] = {}  # of each range
         self.unrolled: list[UOp] = []
         self.rows: list[UOp] = []
@@ -109,7 +117,7 @@ class Tiling:
         self.around: dict[UOp, tuple[tuple[UOp, ...], tuple[UOp, ...]]] = {}
         base = [k for k in split.order if split.axes[k].blocks_of < 0]
         for k in base:
-            self.split_axis(k, split.axes[k], is_in_place)
+            self.split_axis(k, split.axes[k])
         self.loops = {k: self.loops[k] for k in split.order if k in self.loops}
 
     # ------------------------------------------------------------ leaves
@@ -120,13 +128,13 @@ class Tiling:
         arg = RangeArg(self.numbers - 1, kind)
         return UOp(Ops.RANGE, dtypes.index, (UOp.const(count, dtypes.index),), arg)
 
-    def split_axis(self, number: int, axis: Axis, is_in_place: bool) -> None:
+    def split_axis(self, number: int, axis: Axis) -> None:
         """The loops, tile and lanes of an axis, and its range as an expression of them."""
         size: int | UOp = axis.range.src[0] if axis.size is None else axis.size
         most = axis.range.src[0].vmax
         copies = copies_of(axis, self.split.vector_lanes[number])
         lanes = axis.step // copies
-        shifts = not axis.is_reduce and not is_in_place
+        shifts = not axis.is_reduce and not self.is_in_place
         if isinstance(size, UOp):
             shifts = shifts and size.vmin >= (axis.block or axis.step)
         kind = AxisType.REDUCE if axis.is_reduce else AxisType.LOOP
@@ -159,20 +167,22 @@ class Tiling:
             if entry != number:
                 size = most = step
         tile = lane = None
+        inside = UOp.const(0, dtypes.index)
         if copies > 1:
             tile = self.leaf(copies, AxisType.UNROLL if axis.is_reduce else AxisType.UPCAST)
             self.parts[tile] = _Part(number, lanes)
             mine.append(tile)
-            value = value + tile * lanes
+            inside = tile * lanes
             self.tiles_of(axis.is_reduce, axis.lanes > 1).append(tile)
         if lanes > 1:
             lane = self.leaf(lanes, AxisType.VEC)
             self.parts[lane] = _Part(number, 1)
             mine.append(lane)
-            value = value + lane
+            inside = inside + lane
+        self.outer[number], self.inner[number] = value, inside
         whole: int | UOp = axis.range.src[0] if axis.size is None else axis.size
         self.axes[number] = TiledAxis(whole, shifts, tile, lane)
-        self.values[axis.range], self.leaves[axis.range] = value, tuple(mine)
+        self.values[axis.range], self.leaves[axis.range] = value + inside, tuple(mine)
 
     def tiles_of(self, is_reduce: bool, has_lanes: bool) -> list[UOp]:
         """The list of tiles that one belongs to, for the order of expansion."""
@@ -213,11 +223,12 @@ class Tiling:
                 new[node] = node.replace(src=src)
             else:
                 new[node] = node if src == node.src else node.replace(src=src)
+        sink = rolled_epilogue(self)
         # in what threads share, theirs is the outermost loop
         loops = sorted(self.loops.values(), key=lambda loop: not loop.is_thread)
         axes = tuple([self.axes[k] for k in range(len(self.axes))])
         return TiledKernel(
-            new[self.ast],
+            new[self.ast] if sink is None else sink,
             (*loops, *self.more_loops),
             axes,
             (*self.unrolled, *self.rows, *self.vectors),
