@@ -401,6 +401,66 @@ def symbolic_size() -> Case:
     return Case(sink(stored), [blank(9, 4), a], [expected, a], variables={"n": 6})
 
 
+def _in_order(way: str, combine: Ops | None, dtype: DType = dtypes.float32) -> Case:
+    """A kernel that writes to computed places, some of them again and some out of bounds."""
+    rows, columns, height, width = 7, 13, 5, 16
+    i, j = out(rows, 0), out(columns, 1)
+    shape, fixed = (height, width), (i, j)
+    by_row = way in ("rows", "backwards", "halves")
+    least, most = -1, (width if way == "along" else height)
+    sizes = (rows,) if by_row else (rows, columns)
+    where = np.random.default_rng(5).integers(least, most + 1, sizes)
+    where[-1] = where[0]
+    load = param(2, *sizes, dtype=dtypes.int64).index(*fixed[: len(sizes)])
+    place = load.cast(dtypes.index)
+    if way in ("rows", "down"):
+        index = (place, j)
+    elif way == "backwards":
+        index = (place, const(14) - j)
+    elif way == "halves":  # j in two dimensions, and told apart by none alone
+        shape, index = (height, 5, 3), (place, j // 3, j % 3)
+    elif way == "along":
+        shape, index = (rows, width), (i, place)
+    else:  # "lines": both in one dimension
+        shape, index = (rows * columns, height), (i * columns + j, place)
+    if by_row:
+        fixed = (i,)
+    to = param(0, *shape, dtype=dtype).index(*index, gate=within(place, most))
+    a, before = some(rows, columns, dtype=dtype), some(*shape, dtype=dtype, seed=1)
+    value = param(1, rows, columns, dtype=dtype).index(i, j)
+    value = value if combine is None else to.alu(combine, value)
+    after = before.copy()
+    for y, x in np.ndindex(rows, columns):
+        p = int(where[y] if by_row else where[y, x])
+        if 0 <= p < most:
+            at: tuple[int, ...] = {
+                "rows": (p, x),
+                "down": (p, x),
+                "backwards": (p, 14 - x),
+                "halves": (p, x // 3, x % 3),
+                "along": (y, p),
+                "lines": (y * columns + x, p),
+            }[way]
+            after[at] = a[y, x] if combine is None else after[at] + a[y, x]
+    store = UOp(Ops.STORE, dtypes.void, (to, value, *fixed), "ordered")
+    return Case(sink(store), [before, a, where], [after, a, where])
+
+
+def _written(way: str, combine: Ops | None, dtype: DType) -> Callable[[], Case]:
+    def case() -> Case:
+        return _in_order(way, combine, dtype)
+
+    case.__name__ = f"{'written' if combine is None else 'added'}_{way}_{dtype.name}"
+    return case
+
+
+_IN_ORDER = [
+    _written(way, combine, dtype)
+    for way in ("rows", "backwards", "halves", "down", "along", "lines")
+    for combine, dtype in ((None, dtypes.float32), (Ops.ADD, dtypes.float32), (None, dtypes.int8))
+]
+
+
 def _total_of(dtype: DType) -> Callable[[], Case]:
     def total() -> Case:
         i, r = out(4, 0), red(6, 1)
@@ -469,7 +529,8 @@ _PLAIN = [
     symbolic_size,
 ]
 CASES: dict[str, Callable[[], Case]] = {
-    make.__name__: make for make in [*_PLAIN, *map(_total_of, dtypes.all), *map(_mixed, dtypes.all)]
+    make.__name__: make
+    for make in [*_PLAIN, *_IN_ORDER, *map(_total_of, dtypes.all), *map(_mixed, dtypes.all)]
 }
 
 

@@ -13,6 +13,7 @@ from tiny.helpers import Context
 from tiny.uop.ops import AxisType, Ops, UOp
 
 VEC, UPCAST, UNROLL, SWAP = OptOps.VEC, OptOps.UPCAST, OptOps.UNROLL, OptOps.SWAP
+THREAD, BLOCK = OptOps.THREAD, OptOps.BLOCK
 
 
 def kernel(ast: UOp, *opts: Opt) -> Kernel:
@@ -179,3 +180,32 @@ def test_a_target_without_matrix_units_uses_none():
     k = kernel(matmul(64, 64, 64).sink)
     assert not k.apply_tensor_cores()
     assert k.applied_opts == ()
+
+
+# ---------------------------------------------------------------- writes in order
+
+
+@pytest.mark.parametrize(
+    "case, free",
+    [
+        ("written_rows", [1]),
+        ("written_backwards", [1]),
+        ("written_halves", [1]),
+        ("added_down", [1]),
+        ("added_along", [0]),
+        ("added_lines", [0, 1]),
+    ],
+)
+def test_writes_to_computed_places_keep_their_order_where_places_may_be_the_same(case, free):
+    ast = CASES[f"{case}_float32"]().sink
+    for axis in (0, 1):
+        for opts in ([Opt(VEC, axis, 4)], [Opt(THREAD, axis)], [Opt(BLOCK, axis, 4)]):
+            if axis in free:
+                assert kernel(ast, *opts).applied_opts
+            else:
+                with pytest.raises(KernelOptError, match="in the order of its loops"):
+                    kernel(ast, *opts)
+    with pytest.raises(KernelOptError, match="in the order of its loops"):
+        kernel(ast, Opt(SWAP, 0, 1))
+    with pytest.raises(KernelOptError, match="in the order of its loops"):
+        kernel(ast, Opt(THREAD, None))

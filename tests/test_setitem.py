@@ -13,6 +13,7 @@ from conftest import examples
 from numpy_runtime import bound
 from tiny import Device, Tensor
 from tiny.dtype import to_dtype
+from tiny.helpers import Context
 from tiny.schedule import create_schedule
 from tiny.uop.ops import Ops, UOp
 from tiny.uop.runtime import Runtime
@@ -250,3 +251,29 @@ def test_a_write_through_steps_looks_at_no_element():
     assert grid.uop.op is Ops.AFTER
     with pytest.raises(ValueError, match="a padded view"):
         Tensor.empty(3, 5)._pad([0, 0, 0, 1]).assign(Tensor.zeros(3, 6))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int8", "float64"])
+@pytest.mark.parametrize("way", ["rows", "rows backwards", "along", "down", "elements"])
+def test_how_many_threads_write_to_places_changes_nothing(way, dtype):
+    """Enough of them that threads share it, many places written again."""
+    rng = np.random.default_rng(1)
+    shape = (9001,) if way == "elements" else (60, 203)
+    count = {"along": (60, 150), "down": (90, 203), "elements": (12000,)}.get(way, (500,))
+    places = rng.integers(-2, shape[way == "along"], count)
+    x = (rng.standard_normal(shape) * 50).astype(dtype)
+    v = (rng.standard_normal((500, 203) if "rows" in way else count) * 50).astype(dtype)
+    expected = x.copy()
+    index: list[object] = [places]
+    if way in ("along", "down"):
+        other = np.arange(count[way == "down"])
+        index = [other[:, None], places] if way == "along" else [places, other]
+    step = -1 if way == "rows backwards" else 1
+    for at in np.ndindex(*count):
+        to = [np.broadcast_to(i, count)[at] for i in index]
+        expected[..., ::step][tuple(to)] = v[at]
+    for threads in (1, 2, 3):
+        with Context(NUM_CPU_THREADS=threads):
+            t = Tensor(x.copy()).realize()
+            t[..., ::step][tuple([Tensor(i) for i in index])] = Tensor(v)
+            np.testing.assert_array_equal(t.numpy(), expected)

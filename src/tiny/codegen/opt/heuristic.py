@@ -10,6 +10,7 @@ from tiny.codegen.opt.cost import Tile, registers_of
 from tiny.codegen.opt.loops import Loops, Plan, shares_evenly
 from tiny.codegen.opt.nests import Nest, axes_of
 from tiny.codegen.opt.opts import KernelOptError, Opt, OptOps
+from tiny.codegen.opt.ordered import opts_in_order
 from tiny.codegen.opt.splits import SplitKernel
 from tiny.codegen.opt.tiles import TRANSPOSED_ROWS, Tiles
 
@@ -33,18 +34,7 @@ def choose_opts(kernel: SplitKernel) -> tuple[Opt, ...]:
 
     They do not depend on the number of threads, but for whether threads share an output loop.
     """
-    return _lanes_of_rows(kernel) if kernel.is_ordered else _Choice(kernel).opts()
-
-
-def _lanes_of_rows(kernel: SplitKernel) -> tuple[Opt, ...]:
-    """Lanes for what a kernel writes to computed places in order, where that is rows."""
-    kernel = kernel.copy()
-    lanes = kernel.target.vector_bytes // kernel.ast.src[0].src[1].dtype.itemsize
-    for axis in kernel.free_axes[-1:]:
-        size = kernel.axes[axis].size
-        if size is not None and size >= lanes > 1:
-            _try(kernel, Opt(OptOps.VEC, axis, lanes))
-    return kernel.applied_opts
+    return opts_in_order(kernel) if kernel.is_ordered else _Choice(kernel).opts()
 
 
 def _try(kernel: SplitKernel, opt: Opt) -> bool:

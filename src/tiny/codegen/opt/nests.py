@@ -13,7 +13,7 @@ from tiny.codegen.opt.weights import weight_of
 from tiny.dtype import dtypes
 from tiny.uop.ops import GroupOp, Ops, UOp
 
-__all__ = ["Access", "Nest", "axes_of", "find_nests"]
+__all__ = ["Access", "Nest", "access_of", "axes_of", "find_nests"]
 
 
 @dataclass(frozen=True)
@@ -146,14 +146,14 @@ def find_nests(kernel: SplitKernel) -> list[Nest]:
         if node.op is Ops.REDUCE:
             _add_sum(node, nest_of(masks[node.src[0]] | _own(node, masks)), masks)
         elif node.op is Ops.STORE:
-            stores.stores.append(_access(node.src[0], kernel, -1))
+            stores.stores.append(access_of(node.src[0], kernel, -1))
         elif node.op is Ops.STAGE:
             # it is stored, and read, along its own axes
             nest_of(mask | _own(node, masks)).add(mask | _own(node, masks), 1.0)
         elif node in inside:
             continue
         elif node.op is Ops.INDEX and node in numbers:
-            access = _access(node, kernel, numbers[node], made.get(node, 0.0))
+            access = access_of(node, kernel, numbers[node], made.get(node, 0.0))
             nest_of(mask).loads.append(access)
         elif node.op in GroupOp.ALU and node not in alone and _is_data(node):
             nest_of(mask).add(mask, weight_of(node))
@@ -203,7 +203,8 @@ def _add_sum(node: UOp, nest: Nest, masks: dict[UOp, int]) -> None:
         nest.add(masks[value], -1.0)
 
 
-def _access(index: UOp, kernel: SplitKernel, number: int, work: float = 0.0) -> Access:
+def access_of(index: UOp, kernel: SplitKernel, number: int, work: float = 0.0) -> Access:
+    """What is known of the INDEX of a load, or of a store with the number -1."""
     memory, *at = index.src
     shape = memory.arg.shape
     strides: dict[int, int | None] = {}

@@ -62,8 +62,10 @@ class SplitKernel:
         ranges.sort(key=lambda r: (r in reduced, place.get(r, len(place)), r.arg.axis))
         self.axes = [Axis(r, _constant(r.src[0]), r in reduced) for r in ranges]
         self.first_reduce = sum(not a.is_reduce for a in self.axes)
-        # of such a kernel: those along which what goes to one place lies side by side
+        # of such a kernel: those whose order does not matter, as no two steps write to one place
         fixed = set(self.ast.src[0].src[2:])
+        if self.is_ordered:
+            fixed -= _told_apart(self.ast.src[0].src[0])
         self.free_axes = [
             k for k, a in enumerate(self.axes) if not a.is_reduce and a.range not in fixed
         ]
@@ -189,7 +191,9 @@ class SplitKernel:
     def _apply(self, opt: Opt) -> None:
         if self.is_ordered:
             rule = "the kernel writes to computed places in the order of its loops"
-            self._check(opt.op is OptOps.VEC and opt.axis in self.free_axes, opt, rule)
+            kinds = (OptOps.VEC, OptOps.BLOCK, OptOps.THREAD)
+            known = opt.op in kinds and opt.axis is not None and 0 <= opt.axis < len(self.axes)
+            self._check(known and self._base(opt.axis or 0) in self.free_axes, opt, rule)
         if opt.op is OptOps.STAGE:
             self._stage(opt)
             return
@@ -432,6 +436,22 @@ def _places_in_stores(order: list[UOp]) -> dict[UOp, int]:
                 for r in term.postorder():
                     if r.op is Ops.RANGE:
                         found.setdefault(r, len(found))
+    return found
+
+
+def _told_apart(index: UOp) -> set[UOp]:
+    """The ranges that an index tells apart: of any two values of one it names two places."""
+    found: set[UOp] = set()
+    for dim in index.src[1 : 1 + len(index.src[0].arg.shape)]:
+        terms = linear_form(dim).terms
+        if all(r.op is Ops.RANGE for r, _ in terms):
+            reach = 0  # of all terms so far; the next one goes further with each step
+            for r, factor in sorted(terms, key=lambda t: abs(t[1])):
+                if abs(factor) <= reach:
+                    break
+                reach += abs(factor) * r.vmax
+            else:
+                found.update(r for r, _ in terms)
     return found
 
 

@@ -1,0 +1,72 @@
+"""Opts for a kernel that writes to computed places one after the other.
+
+Steps may change places only along an axis that tells the places apart, so no more than two things
+can be chosen: lanes along such an axis where neighbours are neighbours in memory, and threads that
+each go through all steps in order, for a part of the places that is theirs.
+"""
+
+from __future__ import annotations
+
+from tiny.codegen.opt.nests import access_of
+from tiny.codegen.opt.opts import KernelOptError, Opt, OptOps
+from tiny.codegen.opt.splits import SplitKernel
+
+__all__ = ["opts_in_order"]
+
+VECTORS = 4  # side by side
+STEP = 1.5e-9  # seconds, for a place that is looked up, or a vector that is stored there
+WORTH_THREADS = 1e-5  # seconds of work, from which on threads share it
+PART = 768  # bytes of a row that a thread takes, at least: so that lines are read in a row
+MOST_PARTS = 16
+
+
+def opts_in_order(kernel: SplitKernel) -> tuple[Opt, ...]:
+    """Lanes and threads for an ordered kernel; the kernel is left as it is."""
+    kernel = kernel.copy()
+    strides = access_of(kernel.ast.src[0].src[0], kernel, -1).strides
+    itemsize = kernel.ast.src[0].src[1].dtype.itemsize
+    near = [k for k in kernel.free_axes if strides.get(k) == 1]
+    steps = kernel.points((1 << len(kernel.axes)) - 1)
+    if near:
+        steps //= _lanes(kernel, near[0], itemsize)
+    if kernel.target.threads > 1 and steps * STEP > WORTH_THREADS:
+        _threads(kernel, near, itemsize)
+    return kernel.applied_opts
+
+
+def _lanes(kernel: SplitKernel, axis: int, itemsize: int) -> int:
+    """Choose lanes along an axis; how many a vector has."""
+    size, lanes = kernel.axes[axis].size, kernel.target.vector_bytes // itemsize
+    if size is None or lanes < 2:
+        return 1
+    counts = [lanes * n for n in range(VECTORS, 0, -1)]
+    for n in [n for n in counts if size % n == 0 or size >= 4 * n or lanes == n <= size]:
+        if _try(kernel, Opt(OptOps.VEC, axis, n)):
+            return lanes
+    return 1
+
+
+def _threads(kernel: SplitKernel, near: list[int], itemsize: int) -> None:
+    """Share the outermost loop if no two of its steps write to one place, else parts of a row."""
+    loops = [k for k in kernel.nest_order if kernel.axes[k].has_loop]
+    if loops and loops[0] in kernel.free_axes:
+        _try(kernel, Opt(OptOps.THREAD, loops[0]))
+        return
+    for axis in near:
+        size, step = kernel.axes[axis].size, kernel.axes[axis].step
+        if size is None:
+            continue
+        parts = min(MOST_PARTS, max(2, size * itemsize // PART))
+        parts = 1 << (parts.bit_length() - 1)  # to be shared evenly
+        block = -(-size // (parts * step)) * step
+        if step <= block < size and _try(kernel, Opt(OptOps.BLOCK, axis, block)):
+            _try(kernel, Opt(OptOps.THREAD, len(kernel.axes) - 1))
+            return
+
+
+def _try(kernel: SplitKernel, opt: Opt) -> bool:
+    try:
+        kernel.apply_opt(opt)
+    except KernelOptError:
+        return False
+    return True
