@@ -157,6 +157,14 @@ def test_a_sum_of_columns_has_lanes_along_the_output():
     assert [o.axis for o in found[VEC]] == [0]
 
 
+def test_sums_of_the_columns_of_a_big_matrix_go_along_its_rows():
+    opts = chosen(total(4096, 4096, axis=0))
+    assert opts[SWAP] == [Opt(SWAP, 0, 1)] and opts[BLOCK][0].axis == 0
+    assert opts[THREAD] == [Opt(THREAD, 2, 0)] and opts[VEC][0].axis == 0
+    for shape, axis in (((4096, 4096), 1), ((64, 64), 0), ((16, 1 << 20), 0)):
+        assert not chosen(total(*shape, axis=axis))[SWAP]
+
+
 def test_short_reductions_are_unrolled_whole():
     found = chosen(CASES["conv_padded"]().sink, TARGET)
     assert 3 in [o.arg for o in found[UNROLL]]

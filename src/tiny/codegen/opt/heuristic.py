@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from operator import attrgetter
 
+from tiny.codegen.opt.columns import column_opts
 from tiny.codegen.opt.cost import Tile, registers_of
 from tiny.codegen.opt.loops import Loops, Plan, shares_evenly
 from tiny.codegen.opt.nests import Nest, axes_of
@@ -69,7 +70,7 @@ class _Choice:
         is_one_sum = len(self.nests) == 2 and len(sums) == 1 and not self.nests[1].mask & ~main.mask
         # nothing is read that is written, and sums need no order
         may_arrange = not self.kernel.is_in_place and not self.kernel.strict
-        if is_one_sum and may_arrange and self.contraction(main):
+        if is_one_sum and may_arrange and (self.columns(main) or self.contraction(main)):
             return self.kernel.applied_opts
         seconds = 0.0
         rows = self.known.shared_rows(self.kernel) if may_arrange else None
@@ -150,6 +151,17 @@ class _Choice:
         )
 
     # ------------------------------------------------------------ order, blocks, packing
+
+    def columns(self, nest: Nest) -> bool:
+        """Sum columns up row by row, if that is what it is. False if it is not."""
+        trial, target = self.kernel.copy(), self.kernel.target
+        opts = column_opts(nest, self.sizes, self.full, self.costs.far, target.l2_bytes)
+        if not opts or not all(_try(trial, opt) for opt in opts):
+            return False
+        if target.threads > 1:
+            _try(trial, Opt(OptOps.THREAD, len(self.sizes)))
+        self.kernel = trial
+        return True
 
     def contraction(self, nest: Nest) -> bool:
         """Choose tile, order, blocks and packing of one sum together. False if it is small."""

@@ -157,7 +157,14 @@ class Tiles:
         sizes = {k: n for k, n in enumerate(self.sizes) if not common >> k & 1}
         best, least, costs = (-1, 1), math.inf, self.constants
         for axis in axes_of(common):
-            again = [x for n in self.nests if n.sums for x in n.loads if not x.mask >> axis & 1]
+            # what a product has along outputs of its own; not the weights of a row's elements
+            again = [
+                x
+                for n in self.nests
+                if n.sums
+                for x in n.loads
+                if not x.mask >> axis & 1 and x.mask & n.outputs
+            ]
             if kernel.axes[axis].step > 1 or not again:
                 continue
             nbytes = sum(x.itemsize * x.box(sizes) for x in again)

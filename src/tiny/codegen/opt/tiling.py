@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 
 from tiny._core.symbolic import simplify
 from tiny.codegen.lower.indices import linear_form
+from tiny.codegen.lower.sums import SumRules
 from tiny.codegen.lower.tiled import Loop, TiledAxis, TiledKernel
 from tiny.codegen.opt.axes import Axis, Split, copies_of
 from tiny.codegen.opt.epilogues import rolled_epilogue
@@ -360,8 +361,11 @@ class Tiling:
                 raise KernelOptError(
                     "a loop of unknown size carries no sums if it may be empty or has a tile"
                 )
-        outside = self.leaves_of(carried)
+        outside, dtype = self.leaves_of(carried), value.dtype
         part = self.inner_sum(node, value, over, outside)
+        has_double = dtypes.float64 in self.target.dtypes
+        if SumRules(self.split.strict, has_double).is_statistic(node):
+            value = part = part.cast(dtypes.float64)  # as it would be in registers
         tiles, lanes = self.inner_leaves(self.masks[node])
         at = [*[self.loops[e].leaf for e in outputs], *tiles, *lanes]
         memory = self.memory(_sizes(at) or [1], value.dtype, shared=False)
@@ -378,7 +382,8 @@ class Tiling:
             before = is_later.where(before, nothing)
         total = UOp(op, value.dtype, (before, part))
         own = [*outside, *self.leaves_of(outputs), *tiles, *lanes]
-        return UOp(Ops.INDEX, value.dtype, (self.filled(memory, at, total, own), *at))
+        kept = UOp(Ops.INDEX, value.dtype, (self.filled(memory, at, total, own), *at))
+        return kept.cast(dtype) if kept.dtype is not dtype else kept
 
     # ------------------------------------------------------------ operands
 
