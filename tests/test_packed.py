@@ -92,6 +92,19 @@ def test_what_is_kept_is_packed_outside_of_all_loops():
         kernel.apply_opt(Opt(OptOps.STAGE, 1, 1))
 
 
+def test_what_other_memory_determines_is_not_packed_before():
+    places = UOp.placeholder((1,), dtypes.int32, 2).index(UOp.const(0, dtypes.index))
+    row = places.cast(dtypes.index)
+    j = UOp.range(32, 0)
+    inside = (UOp.const(-1, dtypes.index) < row) & (row < 8)
+    value = UOp.placeholder((8, 32), dtypes.float32, 1).index(row, j, gate=inside)
+    into = UOp.placeholder((32,), dtypes.float32, 0)
+    kernel = Kernel(UOp.sink(into.index(j).store(value), arg=KernelInfo()), CPU.target, {1})
+    table = next(k for k, load in enumerate(kernel.loads) if load.src[0].arg.slot == 1)
+    with pytest.raises(KernelOptError, match="is not packed before it"):
+        kernel.apply_opt(Opt(OptOps.STAGE, None, table))
+
+
 def test_weights_that_are_used_once_a_run_are_read_as_they_are():
     w = Tensor.rand(600, 500).realize()
     before, step = packed_nbytes(), TinyJit(lambda x: (x @ w).realize())

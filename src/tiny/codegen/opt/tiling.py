@@ -438,7 +438,8 @@ class Tiling:
         gate = None if gate is None else gate.substitute(filling)
         filling_value = made.moved(node, memory, source, gate)
         if is_kept:
-            if not shared or any(n.op is Ops.DEFINE_VAR for n in filling_value.postorder()):
+            inputs = [n for n in filling_value.postorder() if n.op in (Ops.PARAM, Ops.DEFINE_VAR)]
+            if not shared or len(inputs) > 1:
                 raise KernelOptError("what a run of the kernel determines is not packed before it")
             self.fill_before(box, indices, filling_value, before)
         stage = box if is_kept else self.filled(box, indices, filling_value, own)
