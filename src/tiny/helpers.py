@@ -264,9 +264,10 @@ FLOAT16 = ContextVar("FLOAT16", 0, effective=False)
 WINO = ContextVar("WINO", 0)  # convolutions with windows of 3 in Winograd's way
 TRACEMETA = ContextVar("TRACEMETA", 1, effective=False)
 NOLOCALS = ContextVar("NOLOCALS", 0, effective=False)
-TC = ContextVar("TC", 1, effective=False)
-TC_SELECT = ContextVar("TC_SELECT", -1, effective=False)
-TC_OPT = ContextVar("TC_OPT", 0, effective=False)
+# matrix units: 0 uses none, 1 those that pay, 2 shapes kernels for them without their instructions
+TC = ContextVar("TC", 1, choices=(0, 1, 2))
+TC_SELECT = ContextVar("TC_SELECT", -1)  # the number of the one that may be used; -1: any
+TC_OPT = ContextVar("TC_OPT", 2, choices=(0, 1, 2))  # what is done for it: 2 pads axes, too
 TRANSCENDENTAL = ContextVar("TRANSCENDENTAL", 1, effective=False)
 SPLIT_REDUCEOP = ContextVar("SPLIT_REDUCEOP", 1, effective=False)
 LRU = ContextVar("LRU", 1)  # keep freed memory for the next request of its size

@@ -392,7 +392,7 @@ cdef class Expansion:
             elif is_linear(node):
                 info.form = form_of(node)
                 info.needs = tuple(self.terms_to_compute(info.form))
-            elif OP_CAST <= node.c_op <= OP_MULACC:
+            elif OP_CAST <= node.c_op <= OP_WMMA:
                 info.needs = node.src
             self.infos[node] = info
         return 0
@@ -1723,7 +1723,14 @@ cdef class Expansion:
                     return total
                 condition = None
         condition = self.both(condition, self.idle(lane))
-        if (
+        if value.c_op == OP_WMMA:
+            new = self.emit(make(
+                OP_WMMA, q.dtype, (
+                    total, self.wide(self.value(value.src[0]), lanes),
+                    self.wide(self.value(value.src[1]), lanes),
+                ), value.arg, None,
+            ))
+        elif (
             is_sum and value.c_op == OP_MUL and total.dtype is q.dtype
             and q.dtype.c_kind == c"f" and q.dtype.bitsize >= 32
         ):

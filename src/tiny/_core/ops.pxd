@@ -58,35 +58,37 @@ cpdef enum OpCode:
     # three operands
     OP_WHERE = 48
     OP_MULACC = 49
+    # products of a matrix unit, of words of several elements, added to a sum
+    OP_WMMA = 50
     # reductions and materialisation
-    OP_REDUCE = 50
-    OP_STAGE = 51
-    OP_CONTIGUOUS = 52
-    OP_CONTIGUOUS_BACKWARD = 53
-    OP_DETACH = 54
-    OP_COPY = 55
+    OP_REDUCE = 51
+    OP_STAGE = 52
+    OP_CONTIGUOUS = 53
+    OP_CONTIGUOUS_BACKWARD = 54
+    OP_DETACH = 55
+    OP_COPY = 56
     # memory and lanes
-    OP_INDEX = 56
-    OP_LOAD = 57
-    OP_STORE = 58
-    OP_AFTER = 59
-    OP_STACK = 60
-    OP_GEP = 61
-    OP_SHUFFLE = 62
+    OP_INDEX = 57
+    OP_LOAD = 58
+    OP_STORE = 59
+    OP_AFTER = 60
+    OP_STACK = 61
+    OP_GEP = 62
+    OP_SHUFFLE = 63
     # calls
-    OP_TUPLE = 63
-    OP_GETTUPLE = 64
-    OP_CALL = 65
-    OP_FUNCTION = 66
+    OP_TUPLE = 64
+    OP_GETTUPLE = 65
+    OP_CALL = 66
+    OP_FUNCTION = 67
     # control flow
-    OP_END = 67
-    OP_IF = 68
-    OP_ENDIF = 69
-    OP_BARRIER = 70
+    OP_END = 68
+    OP_IF = 69
+    OP_ENDIF = 70
+    OP_BARRIER = 71
     # text of a target, as is
-    OP_CUSTOM = 71
-    OP_CUSTOMI = 72
+    OP_CUSTOM = 72
+    OP_CUSTOMI = 73
     # constants: last, so that they sort to the right of a sum
-    OP_CONST = 73
+    OP_CONST = 74
     # one more than the last
-    OP_COUNT = 74
+    OP_COUNT = 75

@@ -63,33 +63,35 @@ class Ops(IntEnum):
     # three operands
     WHERE = 48
     MULACC = 49
+    # products of a matrix unit, of words of several elements, added to a sum
+    WMMA = 50
     # reductions and materialisation
-    REDUCE = 50
-    STAGE = 51
-    CONTIGUOUS = 52
-    CONTIGUOUS_BACKWARD = 53
-    DETACH = 54
-    COPY = 55
+    REDUCE = 51
+    STAGE = 52
+    CONTIGUOUS = 53
+    CONTIGUOUS_BACKWARD = 54
+    DETACH = 55
+    COPY = 56
     # memory and lanes
-    INDEX = 56
-    LOAD = 57
-    STORE = 58
-    AFTER = 59
-    STACK = 60
-    GEP = 61
-    SHUFFLE = 62
+    INDEX = 57
+    LOAD = 58
+    STORE = 59
+    AFTER = 60
+    STACK = 61
+    GEP = 62
+    SHUFFLE = 63
     # calls
-    TUPLE = 63
-    GETTUPLE = 64
-    CALL = 65
-    FUNCTION = 66
+    TUPLE = 64
+    GETTUPLE = 65
+    CALL = 66
+    FUNCTION = 67
     # control flow
-    END = 67
-    IF = 68
-    ENDIF = 69
-    BARRIER = 70
+    END = 68
+    IF = 69
+    ENDIF = 70
+    BARRIER = 71
     # text of a target, as is
-    CUSTOM = 71
-    CUSTOMI = 72
+    CUSTOM = 72
+    CUSTOMI = 73
     # constants: last, so that they sort to the right of a sum
-    CONST = 73
+    CONST = 74

@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from tiny.codegen.lower.by_hand import lower_by_hand
 from tiny.codegen.opt import Kernel, KernelOptError, Opt, OptOps
 from tiny.codegen.program import LinearProgram, PackedProgram, Packing, Phase, ProgramParam
-from tiny.helpers import NOOPT, SPEC, STRICT_REDUCE
+from tiny.helpers import NOOPT, SPEC, STRICT_REDUCE, TC, TC_OPT, TC_SELECT
 from tiny.shared import Cache
 from tiny.uop.ops import GroupOp, Ops, UOp
 from tiny.uop.structure import check_kernel, check_program
@@ -44,7 +44,8 @@ def lower(kernel: UOp, target: Target, opts: Sequence[Opt] | None = None) -> Lin
     """
     asked = kernel.arg.opts_to_apply if opts is None and kernel.arg is not None else opts
     asked = None if asked is None else tuple(asked)
-    key = (kernel.key, target, asked, bool(NOOPT), bool(STRICT_REDUCE))
+    units = int(TC), int(TC_SELECT), int(TC_OPT)
+    key = (kernel.key, target, asked, bool(NOOPT), bool(STRICT_REDUCE), units)
     return _programs.get(key) or _programs.put(key, _lower(kernel, target, asked))
 
 

@@ -455,6 +455,9 @@ def _opt(x: Any) -> Opt:
     place = _optional(axis, lambda a: integer(a, 0, 1 << 20, "an axis"))
     if place is None and name != "STAGE":
         raise Damaged(f"{name} has no axis")
+    if name == "TC":
+        numbers = [integer(n, -1, 1 << 16, "a number of TC") for n in _row(arg, 3, "what TC takes")]
+        return Opt(OptOps.TC, place, (numbers[0], numbers[1], numbers[2]))
     return Opt(OptOps[name], place, integer(arg, 0, 1 << 48, "the number of an Opt"))
 
 

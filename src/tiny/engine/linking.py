@@ -31,6 +31,7 @@ def target_record(target: Target) -> list[Any]:
         target.local_bytes,
         target.max_buffers,
         sorted(op.name for op in target.native_ops),
+        [unit.name for unit in target.units],
     ]
 
 

@@ -20,6 +20,9 @@ from tiny.helpers import (
     JIT,
     NOOPT,
     STRICT_REDUCE,
+    TC,
+    TC_OPT,
+    TC_SELECT,
     GlobalCounters,
     colored,
     nbytes_text,
@@ -66,9 +69,9 @@ _kernels: Cache[tuple[Any, ...], CompiledKernel] = Cache("kernels", MOST_KERNELS
 _schedules: Cache[tuple[Any, ...], CompiledSchedule] = Cache("compiled schedules", MOST_SCHEDULES)
 
 
-def lowering_settings() -> tuple[bool, ...]:
+def lowering_settings() -> tuple[int, ...]:
     """The context variables that code generation reads."""
-    return bool(NOOPT), bool(STRICT_REDUCE)
+    return bool(NOOPT), bool(STRICT_REDUCE), int(TC), int(TC_SELECT), int(TC_OPT)
 
 
 def compile_kernel(kernel: UOp, device: Compiled) -> CompiledKernel:

@@ -28,6 +28,9 @@ from tiny.helpers import (
     NO_MEMORY_PLANNER,
     NOOPT,
     STRICT_REDUCE,
+    TC,
+    TC_OPT,
+    TC_SELECT,
     TRAINING,
     ContextVar,
 )
@@ -52,7 +55,18 @@ __all__ = [
 ]
 
 # what the function may do otherwise without being given anything else
-_SETTINGS = (TRAINING, DEFAULT_FLOAT, DEFAULT_INT, DEV, NOOPT, STRICT_REDUCE, NO_MEMORY_PLANNER)
+_SETTINGS = (
+    TRAINING,
+    DEFAULT_FLOAT,
+    DEFAULT_INT,
+    DEV,
+    NOOPT,
+    STRICT_REDUCE,
+    TC,
+    TC_OPT,
+    TC_SELECT,
+    NO_MEMORY_PLANNER,
+)
 _last_read = threading.local()  # their values in each thread, as of which number of changes
 
 _EXACT = frozenset({bool, int, str, bytes, type(None), type(...)})  # equal means the same

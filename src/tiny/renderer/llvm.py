@@ -187,10 +187,14 @@ class _Function:
         """Where each buffer and each piece of scratch memory starts, and variables."""
         position = {p.slot: k for k, p in enumerate(self.program.params)}
         place = {v: k for k, v in enumerate(self.program.variables)}
+        known: set[int] = set()
         for node in [u for u in self.uops if u.op in GroupOp.Defines or u.op is Ops.DEFINE_VAR]:
             if node.op is Ops.PARAM:
                 slot = node.arg.slot
                 name = self.names[node] = f"%b{slot}"
+                if slot in known:  # the same memory, read as elements of another size
+                    continue
+                known.add(slot)
                 self.emit(f"{name}.at = getelementptr ptr, ptr %buffers, i64 {position[slot]}")
                 self.emit(f"{name} = load ptr, ptr {name}.at, align 8")
             elif node.op is Ops.DEFINE_LOCAL:
@@ -649,6 +653,16 @@ class _Function:
             return self.call(f"llvm.fma.{suffix}", kind, (kind, a), (kind, b), (kind, c))
         return self.value(f"fadd {kind} {self.value(f'fmul {kind} {a}, {b}')}, {c}")
 
+    def matrix_multiply(self, node: UOp) -> str:
+        """What a matrix unit does, as its description says it is written."""
+        text = node.arg.text
+        self.declared.update(dict.fromkeys(text.declarations))
+        total, *operands = [self.names[s] for s in node.src]
+        if text.operands:
+            words = self.type_of(node.src[1])
+            operands = [self.value(f"bitcast {words} {x} to {text.operands}") for x in operands]
+        return self.value(text.multiply.format(sum=total, a=operands[0], b=operands[1]))
+
     def maximum(self, node: UOp) -> str:
         dtype, lanes, kind = self.arithmetic_type(node)
         a, b = [self.names[s] for s in node.src]
@@ -836,6 +850,7 @@ _VALUES: dict[Ops, Callable[[_Function, UOp], str]] = {
     Ops.MAX: _Function.maximum,
     Ops.WHERE: _Function.where,
     Ops.MULACC: _Function.multiply_add,
+    Ops.WMMA: _Function.matrix_multiply,
     **dict.fromkeys(_BINARY, _Function.binary),
     **dict.fromkeys(_COMPARE, _Function.compare),
     **dict.fromkeys((Ops.SHL, Ops.SHR), _Function.shift),

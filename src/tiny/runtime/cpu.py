@@ -21,6 +21,7 @@ from tiny.device import Compiled, CompileError, Compiler, HostAllocator
 from tiny.dtype import DTYPES_DICT, dtypes
 from tiny.helpers import SPEC
 from tiny.renderer.llvm import CPU_OPS, LLVMRenderer, phase_name
+from tiny.renderer.x86_units import units_of
 from tiny.shared import make_lock
 from tiny.uop.ops import Ops
 from tiny.uop.target import Target
@@ -243,6 +244,9 @@ def cpu_target(device: str, options: str = "") -> Target:
         threads=threads(),
         l1_bytes=cache_bytes(1) or 32 << 10,
         l2_bytes=cache_bytes(2) or 512 << 10,
+        units=units_of(features, scheduling_model(arch, features), vector_bytes)
+        if arch == "x86_64"
+        else (),
     )
 
 

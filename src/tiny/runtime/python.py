@@ -23,6 +23,7 @@ from tiny.renderer import Renderer
 from tiny.uop.ops import AxisType, GroupOp, Ops, UOp
 from tiny.uop.printing import list_text
 from tiny.uop.target import Target
+from tiny.uop.units import MatrixUnit
 
 __all__ = ["PYTHONDevice", "interpret"]
 
@@ -183,7 +184,9 @@ class _Run:
         if op is Ops.DEFINE_VAR:
             return _as(self.variables[uop.arg.name], uop.dtype)
         if op is Ops.PARAM:
-            return self.memory[uop.arg.slot]
+            np_dtype = _to_np_dtype(uop.dtype)
+            assert np_dtype is not None
+            return self.memory[uop.arg.slot].view(np_dtype)  # perhaps of words
         if op is Ops.DEFINE_LOCAL:
             return self.piece(uop)
         if op is Ops.INDEX or op is Ops.DEFINE_REG:
@@ -200,6 +203,8 @@ class _Run:
             return np.concatenate(src)[list(uop.arg)]
         if op is Ops.GEP:
             return src[0][uop.arg]
+        if op is Ops.WMMA:
+            return _multiply(uop.arg, *src)
         raise NotImplementedError(f"PYTHON: {op!r} is no operation of a linear program")
 
     def piece(self, uop: UOp) -> np.ndarray:
@@ -430,6 +435,41 @@ _FUNCTIONS: dict[str, Callable[..., Value]] = {
     "abs": np.abs,
     "copysign": np.copysign,
 }
+
+
+def _multiply(unit: MatrixUnit, total: Value, a: Value, b: Value) -> Value:
+    """What a matrix unit adds to sums, as its description says."""
+    count = unit.words
+    if unit.m == 1:  # each word of A stands beside the one of B that it meets
+        left, right = _elements_of(a, unit.a, 1), _elements_of(b, unit.b, 1)
+    else:
+        rows, columns = np.reshape(a, (unit.m, count)), np.reshape(b, (count, unit.n))
+        left = _elements_of(np.repeat(rows.T, unit.n, 1), unit.a, count)
+        right = _elements_of(np.tile(columns, (1, unit.m)), unit.b, count)
+    kind = _to_np_dtype(unit.sum)
+    left, right = left.astype(kind), right.astype(kind)
+    if unit.sum.kind != "f":
+        return total + (left * right).sum((0, 2), dtype=kind)
+    if unit.flushes:
+        left, right = _flushed(left), _flushed(right)
+    for x, y in zip(left, right, strict=True):
+        for k in reversed(range(unit.per_word)):
+            total = _fused(x[:, k], y[:, k], total)
+            total = _flushed(total) if unit.flushes else total
+    return total
+
+
+def _elements_of(words: Value, dtype: DType, count: int) -> np.ndarray:
+    """The elements of words, for each step along a reduction and each sum: (steps, sums, each)."""
+    np_dtype = _to_np_dtype(dtype)
+    assert np_dtype is not None
+    flat: np.ndarray = np.ascontiguousarray(words).reshape(-1).view(np_dtype)
+    return flat.reshape(count, -1, 4 // dtype.itemsize)
+
+
+def _flushed(x: Value) -> Value:
+    """Numbers below the normal ones as zeros of their signs."""
+    return np.where(np.abs(x) < np.finfo(x.dtype).tiny, np.copysign(x.dtype.type(0), x), x)
 
 
 _OPERATIONS: dict[Ops, Callable[..., Value]] = {

@@ -31,6 +31,7 @@ from tiny.dtype import DType, dtypes
 from tiny.uop.functions import ARITY
 from tiny.uop.ops import GroupOp, UOp
 from tiny.uop.printing import describe, graph_text, list_text
+from tiny.uop.units import MatrixUnit
 from tiny.uop.upat import UPat
 
 __all__ = ["SpecError", "spec_kernel", "spec_program", "spec_tensor", "verify"]
@@ -627,6 +628,18 @@ def is_update(x: UOp) -> bool:
     return stores_own_dtype(x) and x.src[0].shape == x.src[1].shape
 
 
+def is_multiplication(x: UOp) -> bool:
+    """A WMMA adds products of two vectors of words to sums, all as the unit has them."""
+    unit = x.arg
+    if type(unit) is not MatrixUnit or x.dtype is not unit.sum:
+        return False
+    words = dtypes.uint32
+    total, a, b = x.src
+    if not (total.dtype is x.dtype and total.shape == x.shape and a.dtype is b.dtype is words):
+        return False
+    return a.shape == b.shape == x.shape == (unit.m * unit.n,)
+
+
 spec_program = (
     PatternMatcher(
         [
@@ -658,6 +671,7 @@ spec_program = (
                 keeps_dtype,
             ),
             (UPat((Ops.CUSTOM, Ops.CUSTOMI), name="x"), lambda x: type(x.arg) is str),
+            (UPat(Ops.WMMA, src=_operands(3), name="x"), is_multiplication),
             (UPat((*GroupOp.Elementwise, Ops.CONST), name="x"), is_vector),  # before arithmetic's
             (UPat(Ops.MULACC, src=_operands(3), name="x"), has_float_dtype),
         ],

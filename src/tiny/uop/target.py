@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from tiny._core.ops import Ops
 from tiny._core.types import DType
+from tiny.uop.units import MatrixUnit
 
 __all__ = ["Target"]
 
@@ -18,7 +19,8 @@ class Target:
     that code may use. `dtypes` can be loaded, stored and converted; what is not in `native_ops`
     is made of other operations before rendering. `vector_bytes` is the width of a register,
     `threads` how many may run a kernel, `max_buffers` how many buffers a kernel may have.
-    `has_local`: there are work-items that share `local_bytes` of memory.
+    `has_local`: there are work-items that share `local_bytes` of memory. `units` multiply
+    matrices, those first that are worth most.
     """
 
     device: str
@@ -33,3 +35,4 @@ class Target:
     l2_bytes: int = 512 << 10
     has_local: bool = False
     local_bytes: int = 0
+    units: tuple[MatrixUnit, ...] = ()

@@ -95,4 +95,5 @@ class SumRules:
             and q.arg.op is Ops.ADD
             and q.dtype is dtypes.float32
             and not (value.op is Ops.MUL and value.src[0] is not value.src[1])
+            and value.op is not Ops.WMMA
         )

@@ -90,6 +90,8 @@ class NestCost:
 
     def is_packed(self, access: Access, lane: int) -> bool:
         """Whether an operand is better read from memory of its own, being read often enough."""
+        if access.is_made:
+            return True
         if not access.is_packable or not self.nest.sums:
             return False
         if self.points < WIDEST_TILE * access.size and not access.is_kept:

@@ -14,8 +14,9 @@ from tiny.codegen.opt.opts import KernelOptError, Opt, OptOps
 from tiny.codegen.opt.ordered import opts_in_order
 from tiny.codegen.opt.splits import SplitKernel
 from tiny.codegen.opt.tiles import TRANSPOSED_ROWS, Tiles
+from tiny.helpers import TC, TC_OPT, TC_SELECT
 
-__all__ = ["choose_opts"]
+__all__ = ["choose_opts", "opts_beside_unit"]
 
 SMALL_BODY = 150  # instructions that unrolling may make of a body
 ENOUGH_COPIES = 8  # sums side by side, that need no unrolling to keep the arithmetic busy
@@ -35,7 +36,18 @@ def choose_opts(kernel: SplitKernel) -> tuple[Opt, ...]:
 
     They do not depend on the number of threads, but for whether threads share an output loop.
     """
-    return opts_in_order(kernel) if kernel.is_ordered else _Choice(kernel).opts()
+    if kernel.is_ordered:
+        return opts_in_order(kernel)
+    choice = _Choice(kernel)
+    return choice.unit_opts() or choice.opts()
+
+
+def opts_beside_unit(kernel: SplitKernel) -> tuple[Opt, ...]:
+    """Opts for a kernel whose sum a matrix unit computes, which is the only Opt that it has."""
+    choice = _Choice(kernel)
+    if not (choice.is_contraction and choice.contraction(choice.nests[0])):
+        return ()
+    return choice.kernel.applied_opts[len(kernel.applied_opts) :]
 
 
 def _try(kernel: SplitKernel, opt: Opt) -> bool:
@@ -63,14 +75,34 @@ class _Choice:
         self.nests, self.sizes, self.full = self.known.nests, self.known.sizes, self.known.full
         self.costs = self.known.constants
 
+    @property
+    def is_contraction(self) -> bool:
+        """Whether there is one sum, nothing is read that is written, and sums need no order."""
+        is_one_sum = len(self.nests) == 2 and sum(n.sums > 0 for n in self.nests) == 1
+        # one whose users have loops of their own gets lanes for those as well
+        is_one_sum = is_one_sum and not self.nests[1].mask & ~self.nests[0].mask
+        return is_one_sum and not self.kernel.is_in_place and not self.kernel.strict
+
+    def unit_opts(self) -> tuple[Opt, ...]:
+        """Those for a matrix unit; () where there is none that pays."""
+        if not (TC and self.kernel.target.units and self.is_contraction):
+            return ()
+        trial = self.kernel.copy()
+        if not _try(trial, Opt(OptOps.TC, 0, (int(TC_SELECT), int(TC_OPT), int(TC)))):
+            return ()
+        other = _Choice(trial)
+        if not other.is_contraction:
+            return ()
+        mine, theirs = (c.known.tiles(c.nests[0], c.kernel)[0].cost for c in (self, other))
+        if (TC == 1 and theirs >= mine) or not other.contraction(other.nests[0]):
+            return ()
+        return other.kernel.applied_opts
+
     def opts(self) -> tuple[Opt, ...]:
         """All of them, in the order in which they are applied."""
-        main, sums = self.nests[0], [n for n in self.nests if n.sums]
-        # one whose users have loops of their own gets lanes for those as well
-        is_one_sum = len(self.nests) == 2 and len(sums) == 1 and not self.nests[1].mask & ~main.mask
-        # nothing is read that is written, and sums need no order
+        main = self.nests[0]
         may_arrange = not self.kernel.is_in_place and not self.kernel.strict
-        if is_one_sum and may_arrange and (self.columns(main) or self.contraction(main)):
+        if self.is_contraction and (self.columns(main) or self.contraction(main)):
             return self.kernel.applied_opts
         seconds = 0.0
         rows = self.known.shared_rows(self.kernel) if may_arrange else None

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from tiny.codegen.lower import linearize
-from tiny.codegen.opt.heuristic import choose_opts
-from tiny.codegen.opt.opts import Opt
+from tiny.codegen.opt.heuristic import choose_opts, opts_beside_unit
+from tiny.codegen.opt.opts import Opt, OptOps
 from tiny.codegen.opt.splits import SplitKernel
 from tiny.codegen.opt.tiling import Fill
 from tiny.codegen.program import LinearProgram, Packing, ProgramParam
+from tiny.helpers import TC_OPT, TC_SELECT
 from tiny.uop.ops import GroupOp, Ops
 
 __all__ = ["Kernel"]
@@ -37,12 +39,30 @@ class Kernel(SplitKernel):
             self.apply_opt(opt)
         return self.applied_opts
 
-    def apply_tensor_cores(self, use_tensor_cores: int = 1) -> bool:
-        """Compute with matrix units, if the target has some; whether that was done.
+    def apply_tensor_cores(
+        self,
+        use_tensor_cores: int = 1,
+        extra_opts: Sequence[Opt] | None = None,
+        axis: int = 0,
+        tc_select: int | None = None,
+        tc_opt: int | None = None,
+    ) -> bool:
+        """Compute with a matrix unit, if the target has one for this kernel; whether that was done.
 
-        No target has any yet, so this leaves the kernel as it is and returns False.
+        `use_tensor_cores`: 0 does nothing, 1 uses it, 2 gives the kernel its shape alone. `axis`
+        is the number of a choice of axes, `tc_select` that of a unit (-1: the first that can),
+        `tc_opt` how much may be done for it; these two are TC_SELECT and TC_OPT by themselves.
+        `extra_opts` follow; without, those that heuristics choose.
         """
-        return False
+        select = int(TC_SELECT) if tc_select is None else tc_select
+        level = int(TC_OPT) if tc_opt is None else tc_opt
+        opt = Opt(OptOps.TC, axis, (select, level, use_tensor_cores))
+        if not use_tensor_cores or not self.allows(opt):
+            return False
+        self.apply_opt(opt)
+        for more in opts_beside_unit(self) if extra_opts is None else extra_opts:
+            self.apply_opt(more)
+        return True
 
     def to_program(self) -> LinearProgram:
         """The linear program of the kernel with the Opts applied so far."""
@@ -53,9 +73,9 @@ class Kernel(SplitKernel):
             name=self.name,
             phases=phases,
             params=params,
-            variables=tuple(self.ast.variables()),
+            variables=tuple(self.plain.ast.variables()),
             applied_opts=self.applied_opts,
-            flops=_count_flops(self),
+            flops=_count_flops(self.plain),
             nbytes=sum(math.prod(p.shape) * p.dtype.itemsize for p in params),
             scratch_nbytes=tiled.scratch_nbytes,
             shared_nbytes=tiled.shared_nbytes,
@@ -87,6 +107,9 @@ class Kernel(SplitKernel):
 def _params(kernel: SplitKernel) -> tuple[ProgramParam, ...]:
     """The buffers of a kernel, by slot: operands that were packed before are where that is."""
     loads = [n for k, n in enumerate(kernel.loads) if k not in kernel.kept & kernel.staged.keys()]
+    if kernel.unit is not None:  # words are read of the memory of elements
+        words = kernel.unit.words
+        loads = [words[n.src[0]].load if n.src[0] in words else n for n in loads]
     read = {n.src[0] for n in loads if n.src[0].op is Ops.PARAM}
     read |= {fill.memory for fill in kernel.fills}
     params = sorted(read | kernel.written, key=lambda p: p.arg.slot)

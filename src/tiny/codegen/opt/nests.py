@@ -26,6 +26,7 @@ class Access:
     condition depends on. `number` is that of the load in `Kernel.loads`, -1 for a store. `work`
     counts the instructions that make a value of it alone, which are saved where that is packed.
     Where an operand `is_kept`, packing it costs a run nothing.
+    One that `is_made` is of words for a matrix unit that memory does not have: it is packed.
     """
 
     mask: int
@@ -38,6 +39,7 @@ class Access:
     is_packable: bool
     work: float = 0.0
     is_kept: bool = False
+    is_made: bool = False
 
     def is_contiguous(self, axis: int) -> bool:
         """Whether neighbours along an axis are neighbours in memory."""
@@ -118,7 +120,7 @@ def find_nests(kernel: SplitKernel) -> list[Nest]:
                 own |= masks[r]
             nest = nests.setdefault(own, Nest(0, own)) if own else stores
             nest.mask |= masks[node.src[0]] | own
-            nest.sums += node.op is Ops.REDUCE
+            nest.sums += node.op is Ops.REDUCE and not _is_correction(node)
         elif node.op is Ops.STORE:
             stores.mask |= masks[node]
     # innermost first: what depends on the own axes of a nest is computed in it
@@ -160,6 +162,11 @@ def find_nests(kernel: SplitKernel) -> list[Nest]:
     return [*nests.values(), stores]
 
 
+def _is_correction(node: UOp) -> bool:
+    """Whether a sum takes off what a shift of operands of a unit has added: it has few outputs."""
+    return node.src[0].op is Ops.WMMA and node.src[0].src[0].op is Ops.CONST
+
+
 def _own(node: UOp, masks: dict[UOp, int]) -> int:
     own = 0
     for r in node.src[1:]:
@@ -196,7 +203,9 @@ def _add_sum(node: UOp, nest: Nest, masks: dict[UOp, int]) -> None:
         nest.condition |= masks[value.src[0]]
         nest.add(masks[value], -1.0)
         value = value.src[1]
-    if not (is_sum and value.op is Ops.MUL):
+    if value.op is Ops.WMMA:
+        nest.add(mask, value.arg.cycles)
+    elif not (is_sum and value.op is Ops.MUL):
         nest.add(mask, 1.0)
     elif masks[value] != mask:
         nest.add(mask, 1.0)
@@ -236,4 +245,7 @@ def access_of(index: UOp, kernel: SplitKernel, number: int, work: float = 0.0) -
         memory.op is Ops.PARAM and is_affine and memory not in kernel.written,
         work,
         number in kernel.kept,
+        kernel.unit is not None
+        and memory in kernel.unit.words
+        and not kernel.unit.words[memory].is_memory,
     )

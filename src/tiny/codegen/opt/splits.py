@@ -15,6 +15,7 @@ from tiny.codegen.opt.axes import Axis, Split, copies_of
 from tiny.codegen.opt.opts import KernelOptError, Opt, OptOps
 from tiny.codegen.opt.prologues import find_prologues
 from tiny.codegen.opt.tiling import Fill, Tiling
+from tiny.codegen.opt.units import UnitUse, unit_uses
 from tiny.helpers import STRICT_REDUCE, colored
 from tiny.uop.ops import AxisType, Ops, UOp
 from tiny.uop.target import Target
@@ -49,8 +50,18 @@ class SplitKernel:
 
     def __init__(self, ast: UOp, target: Target, kept: Collection[int] = ()) -> None:
         self.strict = bool(STRICT_REDUCE)
-        self.ast, self.target = place_conditions(ast, self.strict), target
-        order = self.ast.postorder()
+        self.target = target
+        self.unit: UnitUse | None = None
+        self.before: SplitKernel | None = None  # as it was before a unit was chosen
+        self.made_words: frozenset[int] = frozenset()  # of its operands, by themselves
+        self.applied_opts: tuple[Opt, ...] = ()
+        self._kept_slots = frozenset(kept)
+        self._read(place_conditions(ast, self.strict))
+
+    def _read(self, ast: UOp) -> None:
+        """Find the axes of a kernel, none of them split."""
+        self.ast = ast
+        order = ast.postorder()
         reduced = {r for n in order if n.op is Ops.REDUCE for r in n.src[1:]}
         ranges = [n for n in order if n.op is Ops.RANGE]
         for r in ranges:
@@ -74,7 +85,6 @@ class SplitKernel:
         self.nest_masks = self._find_nests(order)
         self.nest_order = self._default_order()
         self._vector_lanes = self._count_vector_lanes()
-        self.applied_opts: tuple[Opt, ...] = ()
         self.staged: dict[int, int | None] = {}  # number of a load: the axis that it is staged at
         # what the scheduler keeps: bytes for each point of these axes, whose tiles have their own
         self._rows_kept = [
@@ -91,7 +101,8 @@ class SplitKernel:
         }
         self.loads = [n for n in order if n in loads]
         params = [(k, n.src[0]) for k, n in enumerate(self.loads) if n.src[0].op is Ops.PARAM]
-        self.kept = frozenset([k for k, p in params if p.arg.slot in kept])  # numbers of loads
+        # numbers of loads
+        self.kept = frozenset([k for k, p in params if p.arg.slot in self._kept_slots])
         self.is_in_place = any(n.src[0] in self.written for n in self.loads)
         self.prologues = find_prologues(order, self.written)
         self._tiled: TiledKernel | None = None
@@ -177,6 +188,12 @@ class SplitKernel:
             return False
         return True
 
+    @staticmethod
+    def _number(opt: Opt) -> int:
+        if not isinstance(opt.arg, int):
+            raise KernelOptError(f"{opt.op.name}({opt.axis}, {opt.arg}): it takes one number")
+        return opt.arg
+
     def _text(self, opt: Opt) -> str:
         return f"{opt.op.name}({opt.axis}, {opt.arg})"
 
@@ -189,6 +206,9 @@ class SplitKernel:
             raise KernelOptError(f"{self._text(opt)}: {rule}; axes: {shape}")
 
     def _apply(self, opt: Opt) -> None:
+        if opt.op is OptOps.TC:
+            self._use_unit(opt)
+            return
         if self.is_ordered:
             rule = "the kernel writes to computed places in the order of its loops"
             kinds = (OptOps.VEC, OptOps.BLOCK, OptOps.THREAD)
@@ -215,8 +235,58 @@ class SplitKernel:
         blocks_of = self.axes[number].blocks_of
         return number if blocks_of < 0 else blocks_of
 
+    def _use_unit(self, opt: Opt) -> None:
+        """Have a matrix unit compute a reduction: the kernel becomes one over words."""
+        check, arg = self._check, opt.arg
+        if not (isinstance(arg, tuple) and len(arg) == 3):
+            raise KernelOptError(f"{self._text(opt)}: it takes (unit, level, use)")
+        select, level, use = arg
+        check(not self.applied_opts, opt, "a unit is chosen before anything else")
+        check(not self.is_ordered, opt, "the kernel writes to computed places in order")
+        check(use in (1, 2), opt, "it is used (1) or its shape is (2)")
+        check(0 <= level <= 2, opt, "its level is 0, 1 or 2")
+        units = self.target.units
+        check(-1 <= select < len(units), opt, f"no such unit, the target has {len(units)}")
+        units = units if select < 0 else units[select : select + 1]
+        try:
+            ways = unit_uses(
+                self.ast,
+                self.masks,
+                self.number_of,
+                self.nest_order[: self.first_reduce],
+                units,
+                level,
+                use == 2,
+                self.strict,
+            )
+        except KernelOptError as e:
+            raise KernelOptError(f"{self._text(opt)}: {e}") from None
+        check(opt.axis is not None and 0 <= opt.axis < len(ways), opt, "no such choice of axes")
+        way = ways[opt.axis or 0]
+        self.before = copy.copy(self)
+        self._read(way.ast)
+        self.unit = way
+        n, lanes = way.n, way.unit.n
+        have = self.vector_lanes(n)
+        rule = f"vectors along the axis hold {have} elements, the unit's {lanes}"
+        check(have == lanes or (use == 2 and have > 1 << 20), opt, rule)
+        self.axes[n] = replace(self.axes[n], lanes=lanes)
+        # what is no memory of words is made such when it is packed
+        slots = {p: words.load.src[0].arg.slot for p, words in way.words.items()}
+        numbers = [k for k, load in enumerate(self.loads) if load.src[0] in slots]
+        self.kept |= {k for k in numbers if slots[self.loads[k].src[0]] in self._kept_slots}
+        for number, load in enumerate(self.loads):
+            if load.src[0] in way.words and not way.words[load.src[0]].is_memory:
+                self.staged[number] = None
+        self.made_words = frozenset(self.staged)
+
+    @property
+    def plain(self) -> SplitKernel:
+        """The kernel without a unit: what it reads and computes in fact."""
+        return self.before or self
+
     def _swap(self, opt: Opt, number: int) -> None:
-        other = opt.arg
+        other = self._number(opt)
         self._check(0 <= other < len(self.axes), opt, "there is no axis to exchange it with")
         self._check(other != number, opt, "an axis is exchanged with another one")
         a, b = self.axes[number], self.axes[other]
@@ -268,7 +338,7 @@ class SplitKernel:
         self.axes[number] = replace(axis, is_thread=True)
 
     def _block(self, opt: Opt, number: int) -> None:
-        axis, n = self.axes[number], opt.arg
+        axis, n = self.axes[number], self._number(opt)
         check = self._check
         check(n >= 2, opt, "the number of elements is at least 2")
         check(axis.blocks_of < 0 and not axis.block, opt, "it is split in blocks already")
@@ -283,23 +353,29 @@ class SplitKernel:
         self.nest_order.insert(self.nest_order.index(number), len(self.axes) - 1)
 
     def _stage(self, opt: Opt) -> None:
-        check = self._check
-        check(0 <= opt.arg < len(self.loads), opt, "there is no such operand")
-        load = self.loads[opt.arg]
+        check, number = self._check, self._number(opt)
+        check(0 <= number < len(self.loads), opt, "there is no such operand")
+        load = self.loads[number]
         check(opt.axis is None or 0 <= opt.axis < len(self.axes), opt, "there is no such axis")
         check(load.src[0].op is Ops.PARAM, opt, "the operand is staged already")
-        check(opt.arg not in self.staged, opt, "the operand is staged already")
+        is_staged = number in self.staged and number not in self.made_words
+        check(not is_staged, opt, "the operand is staged already")
         check(load.src[0] not in self.written, opt, "the kernel writes the operand's buffer")
-        is_outside = opt.axis is None or opt.arg not in self.kept
+        is_outside = opt.axis is None or number not in self.kept
         check(is_outside, opt, "what is packed before the kernel runs is so outside of all loops")
-        self.staged[opt.arg] = opt.axis
+        self.made_words -= {number}
+        self.staged[number] = opt.axis
 
     def _split(self, opt: Opt, number: int) -> None:
-        axis, n = self.axes[number], opt.arg
+        axis, n = self.axes[number], self._number(opt)
         check = self._check
         check(axis.blocks_of < 0, opt, "blocks are not split again")
         check(n >= 2, opt, "the number of elements is at least 2")
-        check(axis.step == 1, opt, f"the axis is split already, by {axis.step}")
+        lanes = self.unit_lanes(number)
+        check(axis.step == lanes, opt, f"the axis is split already, by {axis.step}")
+        if lanes > 1:
+            check(opt.op is not OptOps.VEC or n % lanes == 0, opt, f"no multiple of {lanes} lanes")
+            n = n * lanes if opt.op is OptOps.UPCAST else n
         most = axis.size
         if most is not None and opt.op is OptOps.VEC:  # the last vector may have idle lanes
             full = self.vector_lanes(number)
@@ -312,7 +388,7 @@ class SplitKernel:
             split = replace(axis, lanes=n)
         else:
             check(opt.op is OptOps.UNROLL or not axis.is_reduce, opt, "a reduction is UNROLLed")
-            split = replace(axis, tile=n)
+            split = replace(axis, tile=n // lanes)
         mine = copies_of(split, self.vector_lanes(number))
         for nest in self.nest_masks:
             if nest >> number & 1:
@@ -334,9 +410,13 @@ class SplitKernel:
     def _check_lanes(self, opt: Opt, number: int) -> None:
         """No node may depend on two axes of lanes: no nest has two."""
         bit = 1 << number
-        others = sum(1 << k for k, a in enumerate(self.axes) if a.lanes > 1)
+        others = sum(1 << k for k, a in enumerate(self.axes) if a.lanes > 1 and k != number)
         clash = any(nest & bit and nest & others for nest in self.nest_masks)
         self._check(not clash, opt, "a value would have lanes along two axes")
+
+    def unit_lanes(self, number: int) -> int:
+        """How many lanes an axis has by a unit alone; 1 if it is not the one of its lanes."""
+        return self.unit.unit.n if self.unit is not None and number == self.unit.n else 1
 
     def vector_lanes(self, number: int) -> int:
         """How many elements a vector along an axis holds: of the widest dtype that is computed."""
@@ -421,6 +501,7 @@ class SplitKernel:
                 self.prologues,
                 self.is_in_place,
                 self.target,
+                self.unit,
             )
             self._tiled = tiling.kernel()
             self.fills = tuple(tiling.fills)

@@ -189,7 +189,7 @@ class Tiles:
         A size that is known only at run time counts as its largest.
         """
         axis, full, size = kernel.axes[number], self.full[number], self.sizes[number]
-        if axis.step > 1 or size < 2:
+        if axis.step > kernel.unit_lanes(number) or size < 2:
             return []
         must_divide = kernel.is_in_place and not axis.is_reduce and not self.has_masks
         # a sum of rows, each far from the last
@@ -206,6 +206,7 @@ class Tiles:
         if size <= full // 2:
             counts = [n for n in counts if n <= size]
         counts += parts
+        counts = [n for n in counts if n % kernel.unit_lanes(number) == 0]
         counts = [n for n in counts if not (must_divide and (size % n or axis.size is None))]
         # least waste first, then widest
         return sorted(counts, key=lambda n: (-(-size // n) * max(n, full), -n))

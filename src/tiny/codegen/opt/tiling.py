@@ -20,6 +20,7 @@ from tiny.codegen.opt.axes import Axis, Split, copies_of
 from tiny.codegen.opt.epilogues import rolled_epilogue
 from tiny.codegen.opt.opts import KernelOptError
 from tiny.codegen.opt.prologues import Prologue, conditions_of, function_of, inside
+from tiny.codegen.opt.units import UnitUse
 from tiny.dtype import DType, dtypes
 from tiny.uop.ops import (
     AxisType,
@@ -91,14 +92,11 @@ class Tiling:
         prologues: Mapping[UOp, Prologue],
         is_in_place: bool,
         target: Target,
+        unit: UnitUse | None = None,
     ) -> None:
         self.ast, self.masks, self.split, self.staged = ast, masks, split, staged
-        self.is_in_place, self.kept, self.prologues, self.target = (
-            is_in_place,
-            kept,
-            prologues,
-            target,
-        )
+        self.is_in_place, self.kept, self.prologues = is_in_place, kept, prologues
+        self.target, self.unit = target, unit
         self.fills: list[Fill] = []
         self.numbers = 0  # of leaves
         self.parts: dict[UOp, _Part] = {}  # by leaf
@@ -222,6 +220,10 @@ class Tiling:
                 rank = 1 + len(node.src[0].arg.shape)
                 src = (src[0], *front, *src[1:rank], *back, *src[rank:])
                 new[node] = node.replace(src=src)
+            elif self.unit is not None and node.op is Ops.INDEX and node.src[0] in self.unit.words:
+                rank = 1 + len(node.src[0].arg.shape)
+                gate = src[rank] if len(src) > rank else None
+                new[node] = self.unit.words[node.src[0]].read(src[1:rank], gate)
             else:
                 new[node] = node if src == node.src else node.replace(src=src)
         sink = rolled_epilogue(self)
@@ -410,7 +412,8 @@ class Tiling:
         if not dims:
             one = UOp.const(0, dtypes.index)
             dims = [_Dim(1, one, 0, 0, None, (0, 0))]
-        if not made.others:  # those are found by the indices of all dimensions
+        words = None if self.unit is None else self.unit.words.get(memory)
+        if not made.others and words is None:  # those go by the indices of all dimensions
             dims, base, memory = _merged(dims, base, memory)
         # what no loop outside changes is filled once, in a phase of its own
         shared = not any(n.op is Ops.RANGE for start in base for n in start.postorder())
@@ -436,7 +439,11 @@ class Tiling:
         filling = dict(zip(steps, indices, strict=True))
         source = [i.substitute(filling) for i in source]
         gate = None if gate is None else gate.substitute(filling)
-        filling_value = made.moved(node, memory, source, gate)
+        filling_value = (
+            made.moved(node, memory, source, gate)
+            if words is None
+            else value.substitute({node: words.read(source, gate)}, walk=True)
+        )
         if is_kept:
             inputs = [n for n in filling_value.postorder() if n.op in (Ops.PARAM, Ops.DEFINE_VAR)]
             if not shared or len(inputs) > 1:
@@ -448,7 +455,9 @@ class Tiling:
 
     def given(self, shape: Sequence[int], dtype: DType) -> UOp:
         """A new PARAM of the kernel."""
-        params = [n.arg.slot for n in self.ast.postorder() if n.op is Ops.PARAM]
+        found = [n for n in self.ast.postorder() if n.op is Ops.PARAM]
+        words = {} if self.unit is None else self.unit.words
+        params = [words[n].load.src[0].arg.slot if n in words else n.arg.slot for n in found]
         slot = max(params) + 1 + len(self.fills)
         return UOp(Ops.PARAM, dtype, (), ParamArg(slot, tuple(shape)))
 
