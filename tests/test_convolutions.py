@@ -13,6 +13,7 @@ from conftest import examples
 from tiny import Tensor
 from tiny.codegen import lower
 from tiny.codegen.opt import Kernel, KernelOptError, Opt, OptOps
+from tiny.codegen.opt.nests import Access, find_nests
 from tiny.device import Buffer, Device
 from tiny.dtype import to_dtype
 from tiny.uop.ops import UOp
@@ -211,3 +212,42 @@ def test_lanes_that_need_more_rows_than_a_cache_holds_are_refused():
         k.apply_opt(Opt(VEC, 0, 32))
     k.hand_coded_optimizations()
     k.to_program()
+
+
+# ---------------------------------------------------------------- what loops read, in pieces
+
+
+def image_access() -> Access:
+    """The load of an image of 3 channels, 30x40, by a window of 3; its axes: y x, c ky kx."""
+    (item,) = Tensor.empty(1, 3, 30, 40).conv2d(Tensor.empty(1, 3, 3, 3)).schedule()
+    nest = find_nests(Kernel(item.kernel, Device["CPU"].target))[0]
+    return next(x for x in nest.loads if x.mask.bit_count() == 5)
+
+
+def test_pieces_are_parts_of_rows_and_a_whole_image_is_one():
+    x = image_access()
+    pitches = x.pitches(None)
+    assert pitches[-3:] == [1200, 40, 1]
+    tile = {0: 1, 1: 8, 2: 3, 3: 3, 4: 3}
+    assert x.pieces(tile, pitches) == 9
+    assert x.pieces({**tile, 1: 38}, pitches) == 3
+    assert x.pieces({**tile, 0: 28, 1: 38}, pitches) == 1
+    assert x.distance(0, pitches) == 40
+    assert x.distance(1, pitches) == 1
+
+
+def test_pieces_of_a_box_that_is_kept_lie_in_that_box():
+    x = image_access()
+    tile = {0: 1, 1: 8, 2: 3, 3: 3, 4: 3}
+    pitches = x.pitches(tile)
+    assert pitches[-3:] == [30, 10, 1]
+    assert x.pieces(tile, pitches) == 1
+
+
+def test_images_are_not_gone_through_for_each_row_where_rows_lie_far_apart():
+    shape = Shape(16, 512, 512, 14, stride=2, padding=1)
+    target = replace(Device["CPU"].target, vector_bytes=64, l1_bytes=32 << 10, l2_bytes=1 << 20)
+    k = Kernel(shape.kernel(), replace(target, threads=2))
+    k.hand_coded_optimizations()
+    outputs = [n for n in k.nest_order if n < k.first_reduce]
+    assert outputs.index(0) < outputs.index(2)

@@ -42,6 +42,10 @@ class Costs:
     fill_apart: float = 1.5  # to pack an element by itself
     l1_rate: float = 32.0  # bytes a cycle that come into L1 from L2
     l2_rate: float = 8.0  # bytes a cycle that come into L2 from what is behind it
+    piece: float = 10.0  # to wait for a piece that begins where nothing foretells, from behind L2
+    far_piece: float = 40.0  # the same from memory, where it is in no cache
+    beyond: int = 4  # times L2 that is in a cache which others have a part of
+    stream: int = 64  # bytes from a piece to the next one, which is foretold if it is no farther
     showing: float = 0.2  # part of that time which shows beside the arithmetic
     carried: float = 4.0  # to keep a vector of sums in memory between the steps of a loop
     carried_lanes: float = 6.0  # the same for a sum, where lanes are added up each time

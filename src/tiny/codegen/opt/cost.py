@@ -14,7 +14,7 @@ from tiny.codegen.opt.constants import Costs, costs_of
 from tiny.codegen.opt.nests import Access, Nest, axes_of
 from tiny.uop.target import Target
 
-__all__ = ["Level", "NestCost", "Tile", "fill_cost", "moved", "registers_of"]
+__all__ = ["Level", "NestCost", "Operand", "Tile", "fill_cost", "moved", "registers_of"]
 
 WORTH_TRANSPOSING = 4  # rows, from which on lowering does so
 REUSE = 4  # vectors loaded of an element, from which on packing it may pay
@@ -266,40 +266,64 @@ def fill_cost(access: Access, lane: int, costs: Costs) -> float:
 # ---------------------------------------------------------------- caches
 
 
+class Operand(NamedTuple):
+    """What a nest reads or writes, for `moved`.
+
+    `tight` is what is packed for lanes: it has no lines that are read in part. What else is packed
+    has in `kept` the extents of axes that it is of. `apart` are axes whose loops it is not in.
+    """
+
+    access: Access
+    tight: bool = False
+    kept: dict[int, int] | None = None
+    apart: int = 0
+
+
 def moved(
-    loads: Sequence[tuple[Access, bool]],
+    operands: Sequence[Operand],
     levels: Sequence[Level],
     sizes: dict[int, int],
     target: Target,
 ) -> float:
-    """Cycles to move what loads read into L1 or L2, with loops in this order, outermost first.
+    """Cycles to move operands into L1 or L2, with loops in this order, outermost first.
 
-    Where all that a loop reads fits, it is moved once for all of its iterations. Where it does
-    not, only an operand that the loop does not change stays. What is packed for lanes (True) has
-    no lines that are read in part.
+    Where all that a loop needs fits, it is moved once for all of its iterations. Where it does
+    not, only an operand that the loop does not change stays. For a piece of memory that begins
+    far from the last one there is some waiting, but not where a loop goes on along a line.
     """
-    inside = dict(sizes)  # how far each axis goes inside of the loops so far
-    bytes_at: list[list[int]] = []  # of each load, inside of the first k loops
-    for k in range(len(levels) + 1):
-        bytes_at.append(
-            [x.itemsize * x.box(inside, 1 if tight else LINE // x.itemsize) for x, tight in loads]
-        )
-        if k < len(levels):
-            inside[levels[k].axis] = levels[k].step
+    insides = [dict(sizes)]  # how far each axis goes inside of the first loops
+    for level in levels:
+        insides.append({**insides[-1], level.axis: level.step})
+    bytes_at = [
+        [
+            x.itemsize * x.box(inside, 1 if tight else LINE // x.itemsize)
+            for x, tight, _, _ in operands
+        ]
+        for inside in insides
+    ]
     cycles, costs = 0.0, costs_of(target)
     # a quarter of a cache is left to the rest
-    for capacity, rate in (
-        (target.l1_bytes // 4 * 3, costs.l1_rate),
-        (target.l2_bytes // 4 * 3, costs.l2_rate),
+    for capacity, rate, piece in (
+        (target.l1_bytes // 4 * 3, costs.l1_rate, 0.0),
+        (target.l2_bytes // 4 * 3, costs.l2_rate, costs.piece),
+        (target.l2_bytes * costs.beyond, costs.l2_rate, costs.far_piece),
     ):
         fits = next((k for k, b in enumerate(bytes_at) if sum(b) <= capacity), len(levels))
-        times = math.prod([level.count for level in levels[: max(0, fits - 1)]])
         total = 0.0
-        for (load, _), nbytes in zip(loads, bytes_at[fits], strict=True):
-            again = times
-            if fits and load.mask >> levels[fits - 1].axis & 1:
-                again *= levels[fits - 1].count
-            total += nbytes * again / rate
+        for (access, tight, kept, apart), nbytes in zip(operands, bytes_at[fits], strict=True):
+            around = [x for x in levels[:fits] if not apart >> x.axis & 1]
+            times = math.prod([x.count for x in around[:-1]])
+            cost = nbytes / rate
+            last = around[-1] if around and access.mask >> around[-1].axis & 1 else None
+            cost *= last.count if last else 1
+            if piece and not tight:
+                pitches = access.pitches(kept)
+                waiting = piece * access.pieces(insides[fits], pitches)
+                if last:
+                    step = access.distance(last.axis, pitches) * last.step * access.itemsize
+                    waiting *= last.count if step > costs.stream else 1
+                cost += waiting
+            total += cost * times
         cycles = max(cycles, total)
     return cycles
 

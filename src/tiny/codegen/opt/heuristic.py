@@ -206,12 +206,13 @@ class _Choice:
         # where operands are packed, and what that costs, is part of the plan
         seconds = {tile: tile.cost - cost.packing(tile) for tile in tiles}
         most = NEARLY * min(seconds.values())
+        beside = [x for n in self.nests if n is not nest for x in (*n.loads, *n.stores)]
         best: tuple[Loops, Plan] | None = None
         for tile in [t for t in tiles if seconds[t] <= most][:MOST_PLANNED]:
             trial = self.kernel.copy()
             _split(trial, tile)
             self.unroll(trial, nest)
-            loops = Loops(trial, nest, cost, tile, self.sizes)
+            loops = Loops(trial, nest, cost, tile, self.sizes, beside)
             for plan in loops.plans(seconds[tile]):
                 if best is None or plan.cost < best[1].cost:
                     best = loops, plan

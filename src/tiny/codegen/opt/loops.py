@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from tiny.codegen.opt.cost import Level, NestCost, Tile, fill_cost, moved
+from tiny.codegen.opt.cost import Level, NestCost, Operand, Tile, fill_cost, moved
 from tiny.codegen.opt.nests import Access, Nest, axes_of
 from tiny.codegen.opt.splits import SplitKernel
 
@@ -41,10 +41,17 @@ class Loops:
     """The loops of a nest whose axes have been split into tiles and lanes."""
 
     def __init__(
-        self, kernel: SplitKernel, nest: Nest, cost: NestCost, tile: Tile, sizes: list[int]
+        self,
+        kernel: SplitKernel,
+        nest: Nest,
+        cost: NestCost,
+        tile: Tile,
+        sizes: list[int],
+        beside: Sequence[Access] = (),
     ) -> None:
         self.kernel, self.nest, self.cost, self.tile = kernel, nest, cost, tile
         self.sizes, self.full, self.costs = sizes, cost.full, cost.costs
+        self.beside = beside  # what is loaded and stored with its results
         self.levels: list[Level] = []  # as they are now
         for k in kernel.nest_order:
             axis = kernel.axes[k]
@@ -104,7 +111,7 @@ class Loops:
             entries.append(len(self.sizes) if is_outer else x.axis)
         sizes = dict(enumerate(self.sizes))
         staged: list[tuple[int, int | None]] = []
-        loads: list[tuple[Access, bool]] = []
+        operands: list[Operand] = []
         for load in nest.loads:
             at = None
             if self.cost.is_packed(load, tile.lane):
@@ -113,14 +120,24 @@ class Loops:
                 if at is not None:
                     staged.append((load.number, None if at < 0 else entries[at]))
             has_lanes = tile.lane >= 0 and load.mask >> tile.lane & 1
-            loads.append((load, at is not None and bool(has_lanes)))
+            is_tight = at is not None and bool(has_lanes)
+            operands.append(Operand(load, is_tight, self.inside(levels, at)))
+        operands += [Operand(x, apart=nest.own) for x in self.beside]
         carried = self.carried(levels)
         cost += carried
         # what is moved is moved while something is computed
-        moving = moved(loads, levels, sizes, kernel.target)
+        moving = moved(operands, levels, sizes, kernel.target)
         cost += max(moving, seconds / costs.cycle) + costs.showing * moving
         cost *= costs.caution if carried else 1.0
         return Plan(tuple(entries), tuple(staged), block, cost * costs.cycle)
+
+    def inside(self, levels: list[Level], at: int | None) -> dict[int, int] | None:
+        """How far axes go inside of a loop, None without one."""
+        if at is None:
+            return None
+        extents = dict(enumerate(self.sizes))
+        extents.update({x.axis: x.step for x in levels[: at + 1]})
+        return extents
 
     def place(self, load: Access, levels: list[Level]) -> tuple[int | None, float]:
         """The loop at which an operand is packed, -1 for outside all, None for not at all.

@@ -71,6 +71,39 @@ class Access:
             total *= -(-reach // line) * line if n == len(self.dims) else reach
         return total
 
+    def pitches(self, kept: dict[int, int] | None) -> list[int]:
+        """How far apart in memory neighbours along each dimension are.
+
+        In its own memory, or in that of a box of such extents which is kept of it.
+        """
+        found, inner = [0] * len(self.dims), 1
+        for n, dim in reversed(list(enumerate(self.dims))):
+            found[n], reach = inner, 1
+            for k, factor in dim.items():
+                if kept is None:
+                    found[n] = abs(self.strides.get(k) or 0) // (abs(factor) or 1)
+                else:
+                    reach += abs(factor) * (kept.get(k, 1) - 1)
+            inner *= reach
+        return found
+
+    def pieces(self, extents: dict[int, int], pitches: list[int]) -> int:
+        """In how many pieces, far from each other, such a box lies in memory."""
+        total = length = 1
+        for dim, pitch in zip(reversed(self.dims), reversed(pitches), strict=True):
+            reach = 1 + sum(abs(f) * (extents.get(k, 1) - 1) for k, f in dim.items())
+            if reach > 1 and pitch <= 2 * length:
+                length = pitch * reach
+            else:
+                total *= reach
+        return total
+
+    def distance(self, axis: int, pitches: list[int]) -> int:
+        """How far apart in such memory neighbours along an axis are."""
+        return sum(
+            abs(dim[axis]) * p for dim, p in zip(self.dims, pitches, strict=True) if axis in dim
+        )
+
 
 @dataclass(eq=False)
 class Nest:
