@@ -87,6 +87,93 @@ def resnet18() -> nn.Sequential:
     )
 
 
+class Bottleneck(nn.Module):
+    """`tiny.bench.models.Bottleneck`."""
+
+    def __init__(self, inputs: int, width: int, stride: int) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Conv2d(inputs, width, 1, bias=False),
+            nn.BatchNorm2d(width),
+            nn.ReLU(inplace=True),
+            nn.Conv2d(width, width, 3, stride=stride, padding=1, bias=False),
+            nn.BatchNorm2d(width),
+            nn.ReLU(inplace=True),
+            nn.Conv2d(width, 4 * width, 1, bias=False),
+            nn.BatchNorm2d(4 * width),
+        )
+        self.shortcut = nn.Sequential()
+        if stride != 1 or inputs != 4 * width:
+            self.shortcut = nn.Sequential(
+                nn.Conv2d(inputs, 4 * width, 1, stride=stride, bias=False),
+                nn.BatchNorm2d(4 * width),
+            )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.relu(self.layers(x) + self.shortcut(x), inplace=True)
+
+
+def resnet50() -> nn.Sequential:
+    """`tiny.bench.models.resnet50`. What can be done in place is, as users of PyTorch write it."""
+    blocks, inputs = [], 64
+    for width, count, stride in ((64, 3, 1), (128, 4, 2), (256, 6, 2), (512, 3, 2)):
+        for k in range(count):
+            blocks.append(Bottleneck(inputs, width, stride if k == 0 else 1))
+            inputs = 4 * width
+    return nn.Sequential(
+        nn.Conv2d(3, 64, 7, stride=2, padding=3, bias=False),
+        nn.BatchNorm2d(64),
+        nn.ReLU(inplace=True),
+        nn.MaxPool2d(3, stride=2, padding=1),
+        *blocks,
+        nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten()),
+        nn.Linear(2048, 1000),
+    )
+
+
+class EncoderBlock(nn.Module):
+    """`tiny.bench.models.EncoderBlock`."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.inputs, self.outputs = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        self.norm, self.outer_norm = nn.LayerNorm(width), nn.LayerNorm(width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        batch, length, width = x.shape
+        split = self.inputs(x).view(batch, length, 3, self.heads, width // self.heads)
+        query, key, value = split.permute(2, 0, 3, 1, 4)
+        attended = nn.functional.scaled_dot_product_attention(query, key, value)
+        attended = attended.transpose(1, 2).reshape(batch, length, width)
+        x = self.norm(x + self.outputs(attended))
+        return self.outer_norm(x + self.down(nn.functional.gelu(self.up(x))))
+
+
+class Encoder(nn.Module):
+    """`tiny.bench.models.Encoder`."""
+
+    def __init__(self, blocks: int, width: int, heads: int, words: int, length: int) -> None:
+        super().__init__()
+        self.words, self.places = nn.Embedding(words, width), nn.Embedding(length, width)
+        self.norm = nn.LayerNorm(width)
+        self.layers = nn.ModuleList([EncoderBlock(width, heads) for _ in range(blocks)])
+
+    def forward(self, words: torch.Tensor) -> torch.Tensor:
+        x = self.norm(self.words(words) + self.places.weight[: words.shape[1]])
+        for block in self.layers:
+            x = block(x)
+        return x
+
+
+def bert(
+    blocks: int = 12, width: int = 768, heads: int = 12, words: int = 30522, length: int = 512
+) -> Encoder:
+    """`tiny.bench.models.bert`."""
+    return Encoder(blocks, width, heads, words, length)
+
+
 class DecoderBlock(nn.Module):
     """`tiny.bench.models.DecoderBlock`."""
 
@@ -223,7 +310,7 @@ class Llama(nn.Module):
         return nn.functional.linear(self.norm(x), self.embedding.weight).argmax(-1)
 
 
-def set_weights(net: nn.Sequential, seed: int = 0) -> None:
+def set_weights(net: nn.Module, seed: int = 0) -> None:
     """Give a network the weights that its twin gets."""
     state = net.state_dict()
     drawn = weights({f"layers.{name}": tuple(t.shape) for name, t in state.items()}, seed)

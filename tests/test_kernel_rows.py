@@ -29,6 +29,7 @@ from kernel_rows.memory import (
     topk,
     transposed_copy,
 )
+from kernel_rows.nets import encoding, llama_step
 from kernels import TARGET
 from tiny.codegen.opt import Kernel
 
@@ -59,6 +60,8 @@ SMALL = [
     scatter_add(3, 7, 5),
     sort(3, 8),
     topk(3, 17, 4),
+    encoding({"blocks": 1, "width": 8, "heads": 2, "words": 1000, "length": 6}, 5),
+    llama_step({"blocks": 2, "width": 16, "heads": 4, "groups": 2, "hidden": 24}, 31, 4),
 ]
 
 

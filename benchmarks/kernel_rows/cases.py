@@ -18,6 +18,7 @@ __all__ = [
     "Input",
     "KernelCase",
     "Row",
+    "Step",
     "StepCase",
     "below",
     "distinct",
@@ -84,16 +85,28 @@ class Case:
 
 
 @dataclass(frozen=True)
+class Step:
+    """A function and its arguments; after some calls `look` tells what to compare, if given.
+
+    Else the result of the last call is compared.
+    """
+
+    function: Callable[..., Any]
+    arguments: tuple[Any, ...] = ()
+    look: Callable[[], Any] | None = None
+
+
+@dataclass(frozen=True)
 class StepCase:
     """A step of a program that has a state of its own: a model, an optimizer.
 
     `ours` makes the function to capture and its arguments, of a library with the names of `tiny`;
-    `peer` makes the step of PyTorch, which computes in a dtype.
+    `peer` makes the step of PyTorch, which with True is a more precise one to compare with.
     """
 
     name: str
-    ours: Callable[[Any], tuple[Callable[..., Any], tuple[Any, ...]]]
-    peer: Callable[[torch.dtype], Callable[[], Any]]
+    ours: Callable[[Any], Step]
+    peer: Callable[[bool], Step]
     flops: float = 0.0
     nbytes: float = 0.0
     trains: bool = False

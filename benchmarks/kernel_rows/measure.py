@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 import tiny
-from kernel_rows.cases import AnyCase, Case, KernelCase, StepCase
+from kernel_rows.cases import AnyCase, Case, KernelCase, Step, StepCase
 from kernel_rows.peaks import copy_loop, fma_loop, load
 from tiny._core.launch import set_threads
 from tiny.bench import Times, alternate
@@ -247,42 +247,51 @@ def measure(
 
 
 def _run_by(name: str, case: Case | StepCase, arrays: list[np.ndarray]) -> tuple[Any, Any, Any]:
-    """A step of a library to be timed, its TinyJit, and the last result."""
+    """A step of a library to be timed, its TinyJit, and what to compare."""
     lib = importlib.import_module(name)
     if isinstance(case, Case):
-        function, arguments = case.ours, tuple(tensors(lib, case, arrays))
+        step = Step(case.ours, tuple(tensors(lib, case, arrays)))
     else:
-        function, arguments = case.ours(lib)
-    jit, last = captured(lib, function, arguments)
-    return (lambda: jit(*arguments)), jit, last
+        step = case.ours(lib)
+    jit, last = captured(lib, step.function, step.arguments)
+    return (lambda: jit(*step.arguments)), jit, step.look() if step.look else last
+
+
+def _run_peer(step: Step, calls: int) -> list[np.ndarray]:
+    """What to compare after some calls."""
+    for _ in range(calls):
+        last = step.function(*step.arguments)
+    return numbers_of(step.look() if step.look else last)
 
 
 def _prepare(
     row: str, case: Case | StepCase, arrays: list[np.ndarray]
 ) -> tuple[dict[str, Callable[[], object]], Result]:
     """Ours and PyTorch's to be timed, checked against float64."""
+    # the precise one first: it is gone before the others come
+    is_case, found = isinstance(case, Case), []
+    for precise in (True, False):
+        if isinstance(case, Case):
+            step = Step(case.peer, tuple(torch_tensors(case, arrays, precise)))
+        else:
+            step = case.peer(precise)
+        with torch.inference_mode(not case.trains):
+            found.append(_run_peer(step, 1 if is_case else CALLS))
+    right, theirs = found
     run, jit, last = _run_by("tiny", case, arrays)
     ours = numbers_of(last)
     del last
-    if isinstance(case, Case):
-        peer: Callable[[], object] = functools.partial(case.peer, *torch_tensors(case, arrays))
-        with torch.inference_mode(not case.trains):
-            theirs = numbers_of(peer())
-            right = numbers_of(case.peer(*torch_tensors(case, arrays, wide=True)))
+    nbytes = case.nbytes
+    if isinstance(case, Case) and not nbytes:
         sizes = [math.prod(x.shape) * _itemsize(x.dtype) for x in case.inputs]
-        nbytes = case.nbytes or float(sum(sizes) + sum(a.nbytes for a in ours))
-    else:
-        peer, exact = case.peer(torch.float32), case.peer(torch.float64)
-        with torch.inference_mode(not case.trains):
-            for _ in range(CALLS):
-                theirs, right = numbers_of(peer()), numbers_of(exact())
-        del exact
-        nbytes = case.nbytes
+        nbytes = float(sum(sizes) + sum(a.nbytes for a in ours))
     kernels = compiled_kernels(jit)
     errors = {"tiny": error(ours, right), "torch": error(theirs, right)}
     check(f"{row}: {case.name}", errors["tiny"], errors["torch"])
     flops = case.flops or float(sum(k.flops for k in kernels))
-    result = Result(row, case.name, flops, nbytes, bool(case.flops), {}, errors, kernels)
+    in_flops = bool(case.flops) or not nbytes
+    result = Result(row, case.name, flops, nbytes, in_flops, {}, errors, kernels)
+    peer = functools.partial(step.function, *step.arguments)
     return {"tiny": run, "torch": peer}, result
 
 

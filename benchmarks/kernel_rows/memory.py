@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from kernel_rows.cases import Case, Row, StepCase, below, distinct, floats, with_gradients
+from kernel_rows.cases import Case, Row, Step, StepCase, below, distinct, floats, with_gradients
 from kernel_rows.convolutions import resnet50_shapes
 
 __all__ = ["ROWS"]
@@ -150,7 +150,7 @@ def adam(name: str, shapes: list[tuple[int, ...]]) -> StepCase:
         drawn = [rng.random((2, *shape), np.float32) - np.float32(0.5) for shape in shapes]
         return [(p, g) for p, g in drawn]
 
-    def ours(lib: Any) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    def ours(lib: Any) -> Step:
         given = [(lib.Tensor(p).realize(), lib.Tensor(g).realize()) for p, g in values()]
         params = [p for p, _ in given]
         optimizer = lib.nn.optim.Adam(params, lr=1e-3)
@@ -164,10 +164,10 @@ def adam(name: str, shapes: list[tuple[int, ...]]) -> StepCase:
                 optimizer.step()
             return params[0]
 
-        return step, tuple([g for _, g in given])
+        return Step(step, tuple([g for _, g in given]))
 
-    def peer(dtype: torch.dtype) -> Callable[[], torch.Tensor]:
-        params = []
+    def peer(precise: bool) -> Step:
+        params, dtype = [], torch.float64 if precise else torch.float32
         for p, g in values():
             params.append(torch.from_numpy(p).to(dtype).requires_grad_())
             params[-1].grad = torch.from_numpy(g).to(dtype)
@@ -177,7 +177,7 @@ def adam(name: str, shapes: list[tuple[int, ...]]) -> StepCase:
             optimizer.step()
             return params[0].detach()
 
-        return step
+        return Step(step)
 
     # parameters and two moments are read and written, gradients are read
     return StepCase(name, ours, peer, nbytes=28.0 * total, trains=True)

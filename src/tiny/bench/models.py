@@ -122,6 +122,61 @@ def resnet18(lib: Any) -> Network:
     )
 
 
+class Bottleneck:
+    """1x1, 3x3 and 1x1 convolutions beside a shortcut (He et al., 2015).
+
+    (N, inputs, H, W) -> (N, 4 * width, H / stride, W / stride). The stride is in the middle.
+    """
+
+    def __init__(self, lib: Any, inputs: int, width: int, stride: int) -> None:
+        nn, relu = lib.nn, lib.Tensor.relu
+        self.layers = [
+            nn.Conv2d(inputs, width, 1, bias=False),
+            nn.BatchNorm(width),
+            relu,
+            nn.Conv2d(width, width, 3, stride=stride, padding=1, bias=False),
+            nn.BatchNorm(width),
+            relu,
+            nn.Conv2d(width, 4 * width, 1, bias=False),
+            nn.BatchNorm(4 * width),
+        ]
+        self.shortcut: list[Callable[[Any], Any]] = []
+        if stride != 1 or inputs != 4 * width:
+            self.shortcut = [
+                nn.Conv2d(inputs, 4 * width, 1, stride=stride, bias=False),
+                nn.BatchNorm(4 * width),
+            ]
+
+    def __call__(self, x: Any) -> Any:
+        y, beside = x, x
+        for layer in self.layers:
+            y = layer(y)
+        for layer in self.shortcut:
+            beside = layer(beside)
+        return (y + beside).relu()
+
+
+def resnet50(lib: Any) -> Network:
+    """ResNet-50 (He et al., 2015): (N, 3, 224, 224) -> (N, 1000), 25.6 million weights."""
+    nn, tensor = lib.nn, lib.Tensor
+    blocks, inputs = [], 64
+    for width, count, stride in ((64, 3, 1), (128, 4, 2), (256, 6, 2), (512, 3, 2)):
+        for k in range(count):
+            blocks.append(Bottleneck(lib, inputs, width, stride if k == 0 else 1))
+            inputs = 4 * width
+    return Network(
+        [
+            nn.Conv2d(3, 64, 7, stride=2, padding=3, bias=False),
+            nn.BatchNorm(64),
+            tensor.relu,
+            lambda x: x.max_pool2d(kernel_size=(3, 3), stride=2, padding=1),
+            *blocks,
+            lambda x: x.mean((2, 3)),
+            nn.Linear(2048, 1000),
+        ]
+    )
+
+
 class Norm:
     """Mean 0 and variance 1 along the last dimension, scaled and shifted."""
 
@@ -130,6 +185,58 @@ class Norm:
 
     def __call__(self, x: Any) -> Any:
         return x.layernorm() * self.weight + self.bias
+
+
+class EncoderBlock:
+    """Attention between all positions, then two layers, a norm after each (Devlin et al., 2018).
+
+    (N, length, width) -> the same.
+    """
+
+    def __init__(self, lib: Any, width: int, heads: int) -> None:
+        nn, self.heads = lib.nn, heads
+        self.inputs, self.outputs = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        self.norm, self.outer_norm = Norm(lib, width), Norm(lib, width)
+
+    def __call__(self, x: Any) -> Any:
+        batch, length, width = x.shape
+        split = self.inputs(x).reshape(batch, length, 3, self.heads, width // self.heads)
+        query, key, value = (split[:, :, k].transpose(1, 2) for k in range(3))
+        attended = query.scaled_dot_product_attention(key, value)
+        x = self.norm(x + self.outputs(attended.transpose(1, 2).reshape(batch, length, width)))
+        inner = self.up(x)
+        inner = 0.5 * inner * (1 + (inner * 0.5**0.5).erf())
+        return self.outer_norm(x + self.down(inner))
+
+
+class Encoder:
+    """Embeddings of words and of places, then blocks: (N, length) words -> (N, length, width)."""
+
+    def __init__(
+        self, lib: Any, blocks: int, width: int, heads: int, words: int, length: int
+    ) -> None:
+        self.words, self.places = Table(lib, words, width), Table(lib, length, width)
+        self.norm = Norm(lib, width)
+        self.layers = [EncoderBlock(lib, width, heads) for _ in range(blocks)]
+
+    def __call__(self, words: Any) -> Any:
+        x = self.norm(self.words(words) + self.places.weight[: words.shape[1]])
+        for block in self.layers:
+            x = block(x)
+        return x
+
+
+def bert(
+    lib: Any,
+    blocks: int = 12,
+    width: int = 768,
+    heads: int = 12,
+    words: int = 30522,
+    length: int = 512,
+) -> Encoder:
+    """The encoder of BERT-base (Devlin et al., 2018): 109 million weights."""
+    return Encoder(lib, blocks, width, heads, words, length)
 
 
 class DecoderBlock:
@@ -315,20 +422,19 @@ def set_weights(lib: Any, net: Any, seed: int = 0) -> None:
         state[name].assign(lib.Tensor(values).cast(state[name].dtype)).realize()
 
 
-def training_step(
+def training_function(
     lib: Any,
     net: Any,
     x: np.ndarray,
     y: np.ndarray,
     lr: float = 1e-3,
-    jit: bool = False,
     momentum: float | None = None,
-) -> Callable[[], float]:
-    """A function that trains one step on the cross-entropy of a batch; the loss.
+) -> tuple[Callable[[Any, Any], Any], tuple[Any, Any]]:
+    """A function that trains one step on images and labels, and those; it returns the loss.
 
     The optimizer is Adam, or with `momentum` SGD. The images take the dtype of the first
     parameter. All that the step changes is realized with the loss: parameters, the optimizer's
-    state, running statistics. With `jit` the library's TinyJit runs it, given images and labels.
+    state, running statistics.
     """
     parameters = lib.nn.state.get_parameters(net)
     if momentum is None:
@@ -346,8 +452,22 @@ def training_step(
             loss = net(images).sparse_categorical_crossentropy(labels).backward()
             return loss.realize(*optimizer.schedule_step(), *statistics)
 
+    return train, (images_, labels_)
+
+
+def training_step(
+    lib: Any,
+    net: Any,
+    x: np.ndarray,
+    y: np.ndarray,
+    lr: float = 1e-3,
+    jit: bool = False,
+    momentum: float | None = None,
+) -> Callable[[], float]:
+    """`training_function` as a step without arguments; `jit`: by the library's TinyJit."""
+    train, given = training_function(lib, net, x, y, lr, momentum)
     run = lib.TinyJit(train) if jit else train
-    return lambda: float(run(images_, labels_).item())
+    return lambda: float(run(*given).item())
 
 
 def decoding_step(
