@@ -38,7 +38,7 @@ SMALL = [
     matmul(5, 6, 7, "A"),
     matmul(5, 6, 7, "AB", batch=3),
     matmul(5, 6, 7, dtype="bfloat16"),
-    *[matvec(16, 24, dtype) for dtype in ("float32", "bfloat16", "int8")],
+    *[matvec(32, 64, dtype) for dtype in ("float32", "bfloat16", "int8")],
     linear_gelu(3, 5, 4),
     *[
         attention(2, 5, 4, causal, backward)

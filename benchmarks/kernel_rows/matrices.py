@@ -90,7 +90,7 @@ def matvec(n: int, k: int, dtype: str) -> Case:
 
 def draw_matvec(rng: np.random.Generator) -> Case:
     n, k = (int(2 ** rng.uniform(9, 12.5)) for _ in range(2))
-    return matvec(n, k // 8 * 8, ("float32", "bfloat16", "int8")[rng.integers(3)])
+    return matvec(n // 32 * 32, k // 32 * 32, ("float32", "bfloat16", "int8")[rng.integers(3)])
 
 
 # ---------------------------------------------------------------- what is fused
