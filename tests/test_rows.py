@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
 from tiny import Tensor
+from tiny.helpers import Context
 
 
 def numbers(*shape: int) -> np.ndarray:
@@ -63,3 +65,64 @@ def test_sums_of_columns_of_every_width(dtype):
     np.testing.assert_allclose(
         found.cast("float64").numpy(), x.sum(0), rtol=2**-8 if "16" in dtype else 0
     )
+
+
+# ---------------------------------------------------------------- rows, whole
+
+ROWS = [(1, 1), (1, 4097), (1, 50257), (1, 70001), (3, 1031), (130, 257), (2, 3, 17)]
+FORMULAS = {
+    "softmax": (lambda t: t.softmax(-1), lambda t: torch.softmax(t, -1)),
+    "log_softmax": (lambda t: t.log_softmax(-1), lambda t: torch.log_softmax(t, -1)),
+    "layernorm": (
+        lambda t: t.layernorm(),
+        lambda t: torch.nn.functional.layer_norm(t, t.shape[-1:]),
+    ),
+    "rms": (
+        lambda t: t * (t.square().mean(-1, keepdim=True) + 1e-5).rsqrt(),
+        lambda t: t * (t.square().mean(-1, keepdim=True) + 1e-5).rsqrt(),
+    ),
+    "centred": (
+        lambda t: t - t.mean(-1, keepdim=True),
+        lambda t: t - t.mean(-1, keepdim=True),
+    ),
+}
+
+
+@pytest.mark.parametrize("shape", ROWS)
+@pytest.mark.parametrize("name", FORMULAS)
+def test_rows_forward_and_backward_match_pytorch(name, shape):
+    ours, peer = FORMULAS[name]
+    x, g = numbers(*shape), numbers(*shape)[..., ::-1].copy()
+    t = torch.from_numpy(x).double().requires_grad_()
+    expected = peer(t)
+    (slope,) = torch.autograd.grad(expected, t, torch.from_numpy(g).double())
+    a = Tensor(x).realize()
+    y = ours(a)
+    (found,) = y.gradient(a, gradient=Tensor(g))
+    Tensor.realize(y, found)
+    for got, want in ((y, expected.detach()), (found, slope)):
+        want = want.numpy()
+        most = max(np.abs(want).max(), np.abs(g).max() * 0.1)  # gradients cancel
+        np.testing.assert_allclose(got.numpy(), want, rtol=1e-5, atol=2e-6 * most)
+
+
+@pytest.mark.parametrize("shape", [(1, 50257), (5, 1000)])
+def test_rows_with_nan_and_infinity(shape):
+    for value in (np.nan, np.inf, -np.inf):
+        x = numbers(*shape)
+        x[0, 17] = value
+        for name in ("softmax", "log_softmax"):
+            ours, peer = FORMULAS[name]
+            expected = peer(torch.from_numpy(x)).numpy()
+            np.testing.assert_allclose(ours(Tensor(x)).numpy(), expected, rtol=1e-4, atol=1e-6)
+
+
+def test_a_single_row_has_one_value_for_any_number_of_threads():
+    x = Tensor(numbers(1, 60000)).realize()
+    found = []
+    for n in (1, 2, 3):
+        with Context(NUM_CPU_THREADS=n):
+            found.append([ours(x).numpy() for ours, _ in FORMULAS.values()])
+    for other in found[1:]:
+        for a, b in zip(found[0], other, strict=True):
+            np.testing.assert_array_equal(a, b)

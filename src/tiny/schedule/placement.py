@@ -252,7 +252,9 @@ class Placement:
     def why_not_ahead(self, kernel: Kernel, mask: int, what: str, elements: int) -> str:
         """Why a value is not made once in each step of some loops, ahead of the loops inside."""
         rows = kernel.product(mask)
-        if not mask or (rows < self.targets[kernel.device].threads and elements > SERIAL_POINTS):
+        if not mask:  # once for all: no loop is left that threads could share
+            elements = max(elements, kernel.product(kernel.output_loops))
+        if rows < self.targets[kernel.device].threads and elements > SERIAL_POINTS:
             return f"{what} of only {rows} rows"
         if not kernel.make_ahead(mask, kernel.planned):
             return f"{what} over other loops than one in the same kernel"

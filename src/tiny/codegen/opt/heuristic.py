@@ -25,6 +25,7 @@ STEPS = 4  # that a reduction is unrolled to: worth 3 to 8 %, more costs compile
 COPIED_BLOCK = 64  # elements each way, of a copy that transposes: lines of both stay in L1
 NEARLY = 1.5  # times the cost of the best tile, up to which others are planned as well
 MOST_PLANNED = 3
+PHASES = 3  # times the work that is worth threads, which wait for each other between phases
 SPLIT_PARTS = 32  # that such a sum is split into, at most
 MOST_SHARED_SUMS = 1 << 16  # elements of all its parts together
 
@@ -289,6 +290,8 @@ class _Choice:
                 size = axis.inner_size if axis.blocks_of < 0 else axis.size
                 step = axis.step if axis.blocks_of < 0 else 1
                 counts[k] = 1 << 20 if size is None else -(-size // step)
+        if not counts and seconds > PHASES * self.costs.worth_threads and self.share_phases():
+            return
         evenly = [k for k, n in counts.items() if shares_evenly(n)]
         main = self.nests[0]
         if main.sums:  # of a size known at run time, threads would share steps that are not there
@@ -303,6 +306,19 @@ class _Choice:
             outer = max(counts, key=counts.__getitem__) if outer is None else outer
             if counts[outer] > 1:
                 _try(kernel, Opt(OptOps.THREAD, outer))
+
+    def share_phases(self) -> bool:
+        """Share each sum of a single row, then what it is needed for. False if there is none."""
+        kernel, stores = self.kernel, self.nests[-1]
+        sums = [n for n in self.nests if n.sums]
+        outer = next((k for k in kernel.nest_order if stores.mask >> k & 1), None)
+        if outer is None or not sums or any(n.outputs for n in sums):
+            return False
+        for nest in sums:
+            self.split_sum(nest)
+        if kernel.target.threads > 1:
+            _try(kernel, Opt(OptOps.THREAD, outer))
+        return True
 
     def split_sum(self, nest: Nest) -> bool:
         """Share the outermost loop of a reduction in blocks, whose sums are added up later."""
