@@ -21,7 +21,8 @@ from kernels import (
 )
 from tiny.codegen import lower
 from tiny.codegen.lower.conditions import place_conditions
-from tiny.codegen.opt import Kernel
+from tiny.codegen.lower.phases import split_phases
+from tiny.codegen.opt import Opt, OptOps
 from tiny.dtype import dtypes
 from tiny.runtime.python import interpret
 from tiny.uop.ops import Ops, UOp
@@ -207,13 +208,80 @@ def test_a_store_keeps_its_gate():
 
 
 def test_a_masked_step_of_a_sum_is_one_fused_operation_and_a_choice():
-    kernel = Kernel(convolution_gradient().sink, TARGET)
-    ops = [u.op for u in lower(kernel.ast, TARGET, ()).uops]
-    assert ops.count(Ops.MULACC) == 1
-    fused = next(u for u in lower(kernel.ast, TARGET, ()).uops if u.op is Ops.MULACC)
-    choice = next(u for u in lower(kernel.ast, TARGET, ()).uops if fused in u.src)
-    assert choice.op is Ops.WHERE
-    assert choice.src[2] is fused.src[2]
+    """Rows along x each have a mask; what loops alone determine is none."""
+    program = lower(convolution_gradient().sink, TARGET, (Opt(OptOps.UPCAST, 2, 7),))
+    fused = [u for u in program.uops if u.op is Ops.MULACC]
+    choices = [u for u in program.uops if u.op is Ops.WHERE and u.src[1] in fused]
+    assert len(fused) == 7
+    assert len(choices) > 0
+    assert all(u.src[2] is u.src[1].src[2] for u in choices)
+
+
+def test_loops_of_a_sum_do_not_run_where_those_outside_say_that_nothing_is_added():
+    program = lower(convolution_gradient().sink, TARGET, ())
+    counts = [u.src[0] for u in program.uops if u.op is Ops.RANGE]
+    assert [c.op is Ops.WHERE for c in counts] == [False] * 3 + [False, True, True]
+    assert not any(u.op is Ops.WHERE and u.dtype is dtypes.float32 for u in program.uops)
+
+
+def strided_gradient(step: int, window: int, before: int, m: int, dilation: int = 1) -> Case:
+    """Along one dimension: element i sees element k of a window if whole steps lead to it."""
+    channels, filters = 2, 3
+    n = (m - 1) * step + dilation * (window - 1) + 1 - 2 * before
+    n += -n % step
+    c, i, k, f = out(channels, 0), out(n, 1), red(window, 2), red(filters, 3)
+    place = i - k * dilation + before
+    steps = place // step
+    gate = (place % step < 1) & within(steps, m)
+    grad = param(1, filters, m).index(f, steps, gate=gate)
+    weight = param(2, filters, channels, window).index(f, c, k)
+    stored = param(0, channels, n).index(c, i)
+    g, w = some(filters, m), some(filters, channels, window, seed=1)
+    expected = np.zeros((channels, n), np.float32)
+    for at in range(m):
+        for step_in in range(window):
+            to = at * step + step_in * dilation - before
+            if 0 <= to < n:
+                expected[:, to] += g[:, at] @ w[:, :, step_in]
+    value = gate.where(grad * weight, 0.0).reduce(k, f)
+    return Case(sink(stored.store(value)), [blank(channels, n), g, w], [expected, g, w])
+
+
+STRIDED = [
+    (2, 3, 1, 5),
+    (2, 7, 3, 6),
+    (2, 2, 0, 4),
+    (2, 1, 0, 4),
+    (2, 3, 0, 4, 3),
+    (2, 3, 2, 5, 2),
+    (3, 3, 1, 4),
+    (3, 5, 0, 4),
+    (3, 4, 2, 3, 2),
+    (4, 3, 1, 3),
+]
+
+
+@pytest.mark.parametrize("of_what", STRIDED)
+def test_sums_over_strided_windows_keep_their_values_in_phases(of_what):
+    case = strided_gradient(*of_what)
+    check(case)
+    kernel = split_phases(place_conditions(case.sink))
+    verify(kernel, spec_kernel, "kernel")
+    step, window, *_, dilation = (*of_what, 1)[:5]
+    sizes = {n.arg.axis: n.src[0].arg for n in of(kernel, Ops.RANGE)}
+    if dilation % step and window > step:
+        assert sizes[2] == -(-window // step)  # the loop is as long as the longest phase
+    assert len(sizes) >= 4 or window <= step  # the phase is a loop of its own
+    if step == 2 and dilation % 2:  # indices are sums of multiples of loops
+        assert not of(kernel, Ops.FLOORDIV) and not of(kernel, Ops.FLOORMOD)
+
+
+def test_an_axis_that_is_no_multiple_of_the_step_is_left_alone():
+    case = strided_gradient(2, 3, 1, 5)
+    n = case.after[0].shape[1] - 1
+    (i,) = [r for r in of(case.sink, Ops.RANGE) if r.arg.axis == 1]
+    ast = case.sink.substitute({i: out(n, 1)})
+    assert split_phases(place_conditions(ast)) is place_conditions(ast)
 
 
 def test_what_is_constant_false_under_tiles_is_not_computed():
@@ -221,7 +289,6 @@ def test_what_is_constant_false_under_tiles_is_not_computed():
     i, r = out(1, 0), red(3, 1)
     x = param(1, 8).index(i + r - 1, gate=const(0) < i + r)
     ast = sink(param(0, 1).index(i).store((x * param(2, 3).index(r)).reduce(r)))
-    from tiny.codegen import Opt, OptOps
 
     program = lower(ast, TARGET, (Opt(OptOps.UNROLL, 0, 3),))
     assert len([u for u in program.uops if u.op is Ops.LOAD and u.src[0].src[0].arg.slot == 1]) == 2

@@ -1518,15 +1518,17 @@ cdef class Expansion:
         cdef Node first = group[0], q, r, start, total
         cdef Sums sums = Sums()
         cdef object bits = 0
-        cdef list loops, given, combo = [self.at[k] for k in range(self.tiles)], values
+        cdef list loops, given, combo = [self.at[k] for k in range(self.tiles)], values, gates
         cdef Aside aside
         cdef Accumulator a
         cdef Info info
         cdef dict mine
         cdef int64_t count = 0, product
-        sums.group, sums.lane = group, -1
+        sums.group, sums.lane, gates = group, -1, []
         for r in first.src[1:]:
-            if r.c_op == OP_RANGE:
+            if r.dtype is types.BOOL:
+                gates.append(r)
+            elif r.c_op == OP_RANGE:
                 bits |= self.bits[r.arg[0]]
                 if r.arg[0] in self.axis_of_lane:
                     sums.lane = r.arg[0]
@@ -1569,7 +1571,7 @@ cdef class Expansion:
                 if not self.advance(info.tiles):
                     break
             sums.accumulators.append(mine)
-        self.sum_loops(sums, given, loops, 0)
+        self.sum_loops(sums, given, loops, 0, gates)
         for q, mine in zip(group, sums.accumulators):
             info = self.infos[q]
             self.begin(info.tiles)
@@ -1609,12 +1611,18 @@ cdef class Expansion:
                 steps *= self.tile_sizes[place]
         return steps
 
-    cdef int sum_loops(self, Sums sums, list given, list loops, Py_ssize_t level) except -1:
-        """The loops of a reduction from here on; accumulators hold the result afterwards."""
+    cdef int sum_loops(
+        self, Sums sums, list given, list loops, Py_ssize_t level, list gates
+    ) except -1:
+        """The loops of a reduction from here on; accumulators hold the result afterwards.
+
+        `gates` are conditions that all it adds has. The first loop inside of those that one
+        depends on does not run where it does not hold.
+        """
         cdef Accumulator a
         cdef LoopPlan loop
         cdef Body body
-        cdef Node register, end
+        cdef Node register, end, runs
         cdef list totals, registers
         cdef Py_ssize_t k
         if not loops:
@@ -1627,15 +1635,21 @@ cdef class Expansion:
                     q, sums.lane,
                     self.rules.dtype(q, given, sums.steps, sums.levels, level),
                 )
-            self.sum_loops(sums, given, loops, level + 1)
+            self.sum_loops(sums, given, loops, level + 1, gates)
             for k, (q, a) in enumerate(sums.every):
                 a.value = self.combine(
                     q, totals[k], self.as_dtype(a.value, (<Node>totals[k]).dtype)
                 )
             return 0
         level = max(level, 1)
+        runs, gates = self.ready_gates(loops, gates)
         for body in self.bodies(loop):
             registers = []
+            if runs is not None:
+                body.count = self.emit(make3(
+                    OP_WHERE, types.INDEX, runs,
+                    self.index_const(1) if body.count is None else body.count, self.index_const(0),
+                ))
             if body.count is not None:
                 for _, a in sums.every:
                     register = make(
@@ -1650,7 +1664,7 @@ cdef class Expansion:
                 for k, (_, a) in enumerate(sums.every):
                     a.value = registers[k]  # another value in each iteration
                     self.home[a.value] = len(self.scopes) - 1
-            self.sum_loops(sums, given, loops[1:], level)
+            self.sum_loops(sums, given, loops[1:], level, gates)
             if registers:
                 for k, (_, a) in enumerate(sums.every):
                     self.last_scope().lines.append(
@@ -1663,6 +1677,22 @@ cdef class Expansion:
                     self.last_scope().lines.append(a.value)
                 self.home[a.value] = len(self.scopes) - 1
         return 0
+
+    cdef tuple ready_gates(self, list loops, list gates):
+        """(conditions that are known before these loops, or None; those that are not yet)."""
+        cdef object closed = 0
+        cdef Node known = None
+        cdef list later = []
+        if not gates or self.is_shared(loops[0]):
+            return None, gates
+        for loop in loops:
+            closed |= (<LoopPlan>loop).bit
+        for gate in gates:
+            if (<Info>self.infos[gate]).mask & closed:
+                later.append(gate)
+            else:
+                known = self.both(known, self.value(gate))
+        return (None if is_constant(known) and known.arg else known), later
 
     cdef Scope last_scope(self):
         return self.scopes[len(self.scopes) - 1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from tiny._core.expand import linear_form as native_form
@@ -12,7 +13,9 @@ from tiny.uop.ops import Ops, UOp
 
 __all__ = [
     "LinearForm",
+    "all_of",
     "flatten_indices",
+    "inside",
     "linear_form",
     "lower_index_division",
     "without_true_gates",
@@ -58,6 +61,25 @@ def without_true_gates(sink: UOp) -> UOp:
             src = src[:-1]
         new[node] = node if src == node.src else node.replace(src=src)
     return new[sink]
+
+
+def inside(at: Sequence[UOp], shape: Sequence[int]) -> UOp | None:
+    """The condition for indices to be inside of a buffer, as far as bounds do not prove it."""
+    terms = []
+    for i, size in zip(at, shape, strict=True):
+        if i.vmin < 0:
+            terms.append(i.const_like(-1) < i)
+        if i.vmax >= size:
+            terms.append(i < size)
+    return all_of(terms) if terms else None
+
+
+def all_of(terms: Sequence[UOp]) -> UOp:
+    """The conjunction of some conditions, at least one."""
+    first, *rest = terms
+    for t in rest:
+        first = first & t
+    return first
 
 
 def _is_true(x: UOp) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tiny._core.expand import expand
 from tiny.codegen.lower.decompose import decompose
 from tiny.codegen.lower.indices import flatten_indices, lower_index_division
+from tiny.codegen.lower.skips import skip_masked_loops
 from tiny.codegen.lower.sums import SumRules
 from tiny.codegen.lower.tiled import TiledKernel
 from tiny.codegen.program import Phase
@@ -16,7 +17,7 @@ __all__ = ["linearize"]
 
 def linearize(kernel: TiledKernel, target: Target) -> tuple[Phase, ...]:
     """The operations of a kernel phase by phase, all of them ones that the target has."""
-    sink = flatten_indices(kernel.sink)
+    sink = skip_masked_loops(kernel, flatten_indices(kernel.sink))
     sink = decompose(sink, target)
     sink = lower_index_division(sink)
     rules = SumRules(kernel.strict, dtypes.float64 in target.dtypes)

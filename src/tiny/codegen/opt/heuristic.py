@@ -67,6 +67,12 @@ def _split(kernel: SplitKernel, tile: Tile) -> None:
         _try(kernel, Opt(OptOps.UPCAST, axis, count))
 
 
+def _has_reuse(nest: Nest) -> bool:
+    """Whether it sums products of operands, each of which has an axis that another lacks."""
+    masks = [x.mask & nest.mask for x in nest.loads]
+    return len(masks) > 1 and all(any(m & ~other for m in masks) for other in masks)
+
+
 class _Choice:
     """The choices for one kernel, made one after the other."""
 
@@ -79,9 +85,10 @@ class _Choice:
     @property
     def is_contraction(self) -> bool:
         """Whether there is one sum, nothing is read that is written, and sums need no order."""
+        main = self.nests[0]
         is_one_sum = len(self.nests) == 2 and sum(n.sums > 0 for n in self.nests) == 1
         # one whose users have loops of their own gets lanes for those as well
-        is_one_sum = is_one_sum and not self.nests[1].mask & ~self.nests[0].mask
+        is_one_sum = is_one_sum and (not self.nests[1].mask & ~main.mask or _has_reuse(main))
         return is_one_sum and not self.kernel.is_in_place and not self.kernel.strict
 
     def unit_opts(self) -> tuple[Opt, ...]:

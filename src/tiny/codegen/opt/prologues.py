@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tiny._core.symbolic import simplify
+from tiny.codegen.lower.indices import all_of, inside
 from tiny.dtype import dtypes
 from tiny.uop.ops import GroupOp, Ops, UOp, VarArg
 
-__all__ = ["Prologue", "conditions_of", "find_prologues", "function_of", "inside"]
+__all__ = ["Prologue", "conditions_of", "find_prologues", "function_of"]
 
 MOST_LOADS = 16  # of a value that is computed while one of them is packed
 
@@ -44,7 +45,8 @@ class Prologue:
             terms = [i.substitute(places, walk=True) for i in where[rank:]]
             bounds = inside(there, array.arg.shape)
             terms += [] if bounds is None else [bounds]
-            places[other] = other.replace(src=(array, *there, *_all_of(terms)))
+            gated = (all_of(terms),) if terms else ()
+            places[other] = other.replace(src=(array, *there, *gated))
         places[load] = load.replace(src=(memory, *source, *gated))
         return self.value.substitute(places, walk=True)
 
@@ -141,24 +143,3 @@ def _inside_terms(at: Sequence[UOp], shape: Sequence[int]) -> set[UOp]:
     for i, size in zip(at, shape, strict=True):
         known |= {simplify(i.const_like(-1) < i), simplify(i < size)}
     return known
-
-
-def inside(at: Sequence[UOp], shape: Sequence[int]) -> UOp | None:
-    """The condition for indices to be inside of a buffer, as far as bounds do not prove it."""
-    terms = []
-    for i, size in zip(at, shape, strict=True):
-        if i.vmin < 0:
-            terms.append(i.const_like(-1) < i)
-        if i.vmax >= size:
-            terms.append(i < size)
-    return next(iter(_all_of(terms)), None)
-
-
-def _all_of(terms: Sequence[UOp]) -> tuple[UOp, ...]:
-    """The conjunction of some conditions; nothing of none."""
-    if not terms:
-        return ()
-    gate = terms[0]
-    for t in terms[1:]:
-        gate = gate & t
-    return (gate,)

@@ -10,6 +10,7 @@ from typing import Self
 
 from tiny.codegen.lower.conditions import place_conditions
 from tiny.codegen.lower.indices import linear_form
+from tiny.codegen.lower.phases import split_phases
 from tiny.codegen.lower.tiled import TiledKernel, axis_masks
 from tiny.codegen.opt.axes import Axis, Split, copies_of
 from tiny.codegen.opt.opts import KernelOptError, Opt, OptOps
@@ -56,7 +57,7 @@ class SplitKernel:
         self.made_words: frozenset[int] = frozenset()  # of its operands, by themselves
         self.applied_opts: tuple[Opt, ...] = ()
         self._kept_slots = frozenset(kept)
-        self._read(place_conditions(ast, self.strict))
+        self._read(split_phases(place_conditions(ast, self.strict)))
 
     def _read(self, ast: UOp) -> None:
         """Find the axes of a kernel, none of them split."""

@@ -13,13 +13,13 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tiny._core.symbolic import simplify
-from tiny.codegen.lower.indices import linear_form
+from tiny.codegen.lower.indices import inside, linear_form
 from tiny.codegen.lower.sums import SumRules
 from tiny.codegen.lower.tiled import Loop, TiledAxis, TiledKernel
 from tiny.codegen.opt.axes import Axis, Split, copies_of
 from tiny.codegen.opt.epilogues import rolled_epilogue
 from tiny.codegen.opt.opts import KernelOptError
-from tiny.codegen.opt.prologues import Prologue, conditions_of, function_of, inside
+from tiny.codegen.opt.prologues import Prologue, conditions_of, function_of
 from tiny.codegen.opt.units import UnitUse
 from tiny.dtype import DType, dtypes
 from tiny.uop.ops import (
