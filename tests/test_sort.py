@@ -173,6 +173,35 @@ def test_few_of_many_rows(size, k):
     np.testing.assert_array_equal(places.numpy(), stable_order(x, True)[:, :k])
 
 
+@pytest.fixture(params=["blocks", "bits"])
+def way(request, monkeypatch):
+    """Each way to find the first ones, whatever it costs."""
+    monkeypatch.setattr(room, "_PAIRS_OF_SOME", -1)
+    monkeypatch.setattr(room, "_PAIRS_OF_BITS", 0)
+    for name in ("_LONG_FOR_FEW", "_LONG"):
+        monkeypatch.setattr(room, name, 0 if request.param == "blocks" else 1 << 40)
+
+
+@pytest.mark.parametrize("dtype", NP_DTYPES, ids=str)
+@pytest.mark.parametrize("largest", [True, False])
+def test_the_first_ones_of_every_dtype(way, dtype, largest):
+    x = drawn((3, 131), dtype)
+    x[2] = x[2, 0]
+    for k in (1, 32):
+        values, places = Tensor(x).topk(k, -1, largest)
+        order = stable_order(x, largest)[:, :k]
+        np.testing.assert_array_equal(places.numpy(), order)
+        np.testing.assert_array_equal(values.numpy(), np.take_along_axis(x, order, -1))
+
+
+def test_the_first_ones_of_rows_too_long_for_counts_in_16_bits(way):
+    x = np.zeros((2, (1 << 16) + 3), np.int32)
+    x[1] = np.arange(x.shape[1]) % 5
+    for largest in (True, False):
+        places = Tensor(x).topk(200, largest=largest)[1]
+        np.testing.assert_array_equal(places.numpy(), stable_order(x, largest)[:, :200])
+
+
 def test_few_of_rows_that_do_not_fill_their_blocks_where_all_are_last():
     x = np.full((1, 4999), np.iinfo(np.uint32).max, np.uint32)  # as what fills the last block
     assert Tensor(x).topk(70, largest=False)[1].tolist() == [list(range(70))]

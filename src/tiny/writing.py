@@ -128,17 +128,20 @@ class WritingMixin(InterchangeMixin):
         return memory._made_of(True, (self, (), None), *writes)
 
     @in_turn
-    def _placed(self, places: Self, shape: tuple[int, ...], over: Self | None = None) -> Self:
-        """Memory of a shape with each element at its place in the flat whole.
+    def _placed(self, places: Self, length: int, over: Self | None = None) -> Self:
+        """Rows of a length with each element of the last dimension at its place in its row.
 
         What is out of range goes nowhere; where nothing went the contents are not defined. The
         memory is new, or that of `over`, a result of this that has the shape and is done with.
         """
-        write = (self.flatten(), [places.flatten()], None)
+        *rows, size = self.shape
+        count = product(rows)
+        row = self.arange(count, dtype=dtypes.int32).reshape(count, 1)._broadcast_to((count, size))
+        write = (self.reshape(count, size), [row, places.reshape(count, size)], None)
         is_new = over is None
         if over is None:
-            over = self.empty(product(shape), dtype=self.dtype, device=self._device_of(write))
-        return over.flatten()._made_of(is_new, write).reshape(shape)
+            over = self.empty(count, length, dtype=self.dtype, device=self._device_of(write))
+        return over.reshape(count, length)._made_of(is_new, write).reshape(*rows, length)
 
     def _made_of(self, is_new: bool, *writes: tuple[Self, Sequence[Self], Ops | None]) -> Self:
         """This, memory that nobody else knows, with values written to it one after the other.

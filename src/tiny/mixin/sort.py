@@ -9,6 +9,10 @@ Long ones: a radix sort of digits of four bits, the lowest first, each pass stab
 element goes to the number of smaller digits, plus those of its own digit in earlier blocks, plus
 those of its own digit before it in its block (Zagha & Blelloch, "Radix sort for vector
 multiprocessors", Supercomputing 1991). Equal passes are one set of kernels.
+
+The first few of long rows: the last of them is found bit by bit, by counting the keys below, and
+those up to it are moved to the front and sorted. Very few, or of very long rows: they are in as
+many blocks, those with the first first elements.
 """
 
 from __future__ import annotations
@@ -30,6 +34,12 @@ _BLOCK = 64
 # element costs as much as 400 pairs, and starting all their kernels as much as 16e6.
 _PAIRS_OF_AN_ELEMENT = 400
 _PAIRS_OF_KERNELS = 16_000_000
+# The first few of a row are found among all pairs, or in passes of which an element costs as much
+# as 64 pairs, and all kernels as much as 4e6. Rows that are so many times as long, for a count of
+# up to 24 and for more, are cut into blocks.
+_PAIRS_OF_BITS = 64
+_PAIRS_OF_SOME = 4_000_000
+_FEW, _LONG_FOR_FEW, _LONG = 24, 16, 64
 # up to so many places are inverted by comparison, more by a store in the order of the elements
 _MOST_INVERTED = 64
 
@@ -45,8 +55,8 @@ class SortMixin(ProcessingMixin):
 
     if TYPE_CHECKING:
 
-        def _placed(self, places: Self, shape: tuple[int, ...], over: Self | None = None) -> Self:
-            """Memory of a shape with each element at its place; in WritingMixin."""
+        def _placed(self, places: Self, length: int, over: Self | None = None) -> Self:
+            """Rows of a length with each element at its place in its row; in WritingMixin."""
 
     def sort(self, dim: int = -1, descending: bool = False) -> tuple[Self, Self]:
         """The elements in order along a dimension, and the places they are from (int32).
@@ -180,22 +190,13 @@ class SortMixin(ProcessingMixin):
 
     def _inverted(self, count: int) -> Self:
         """From the ranks of a row the places of ranks 0 to count - 1."""
-        *rows, size = self.shape
+        size = self.shape[-1]
         places = self._places(size)
         if count <= _MOST_INVERTED:
             found = self.unsqueeze(-2).eq(self._places(count).unsqueeze(-1))
             return found.where(places, 0)._reduce(Ops.ADD, -1, False)
-        ranks = self.contiguous()  # counted by threads, in lanes: the store has neither
-        at = ranks + self._row_starts(self.shape, count)
-        if count < size:
-            at = (ranks < count).where(at, -1)
-        return places._broadcast_to(self.shape)._placed(at, (*rows, count))
-
-    def _row_starts(self, shape: tuple[int, ...], length: int) -> Self:
-        """Where rows of a length start in memory that holds one after the other: (rows, 1)."""
-        count = product(shape[:-1])
-        dtype = dtypes.int32 if count * length < 2**31 else dtypes.int64
-        return (self._places(count).cast(dtype) * length).reshape(*shape[:-1], 1)
+        ranks = self.contiguous()  # counted in lanes: the store has none
+        return places._broadcast_to(self.shape)._placed(ranks, count)
 
     # ------------------------------------------------------------ few of long rows
 
@@ -206,8 +207,11 @@ class SortMixin(ProcessingMixin):
         those whose first elements come first.
         """
         rows, size = self.shape
-        if rows * size * size <= _PAIRS_OF_KERNELS or size < 16 * count:
+        pairs = rows * size * max(size - _PAIRS_OF_BITS, 0)
+        if pairs <= _PAIRS_OF_SOME or size < 4 * count:
             return self._order(count)
+        if size < (_LONG_FOR_FEW if count <= _FEW else _LONG) * count:
+            return self._first_by_bits(count)
         # about as many blocks as elements in those that are chosen
         block = min(1 << (size // count).bit_length() // 2, _BLOCK)
         blocks = ceildiv(size, block)
@@ -217,7 +221,51 @@ class SortMixin(ProcessingMixin):
         chosen = chosen.gather(1, chosen.cast(dtypes.uint32)._order(count)).unsqueeze(-1)
         keys = cut.gather(1, chosen._broadcast_to((rows, count, block)))
         places = (chosen * block + self._places(block)).reshape(rows, count * block)
-        return places.gather(1, keys.reshape(rows, count * block)._order(count))
+        return places.gather(1, keys.reshape(rows, count * block)._first(count))
+
+    def _first_by_bits(self, count: int) -> Self:
+        """The same, by the last one of them, which is found bit by bit, and those before it."""
+        rows, size = self.shape
+        keys = self.contiguous()
+        last, before = keys._key_at(count)
+        # of each element how many before it are smaller, and equal, in one number
+        wide = dtypes.uint32 if size < 1 << 16 else dtypes.uint64
+        half = wide.bitsize // 2
+        is_less, is_last = keys < last, keys.eq(last)
+        ones = is_less.cast(wide) | (is_last.cast(wide) << half)
+        so_far = ones.contiguous()._scan(
+            1, 0, lambda x: x._reduce(Ops.ADD, -1, False), lambda a, b: a + b
+        )
+        less = (so_far & ((1 << half) - 1)).cast(dtypes.int32)
+        equal = (so_far >> half).cast(dtypes.int32) + before
+        place = is_less.where(less, is_last.where(equal, count + 1)) - 1
+        chosen = self._places(size)._broadcast_to((rows, size))._placed(place.contiguous(), count)
+        return chosen.gather(1, keys.gather(1, chosen)._order(count))
+
+    def _key_at(self, count: int) -> tuple[Self, Self]:
+        """The key of rank count - 1 of each row, and how many keys are less: both (rows, 1)."""
+        bits = min(self.dtype.bitsize, 16)
+        small = UNSIGNED[bits // 8]
+        counts = dtypes.uint16 if self.shape[-1] < 1 << 16 else dtypes.uint32
+        top, key, word = (1 << bits) - 1, self._scalar(0, self.dtype), self
+        before = self._scalar(0, counts)
+        for shift in range(self.dtype.bitsize - bits, -1, -bits):
+            # keys that differ above count as the largest, which none of these is compared with
+            word = (self >> shift) & top
+            if shift + bits < self.dtype.bitsize:
+                above = shift + bits
+                word = (self >> above).eq(key).where(word, top)
+            word = word.cast(small).contiguous()
+            found = self._scalar(0, small)
+            for bit in reversed(range(bits)):
+                more = found + (1 << bit)
+                less = (word < more).cast(counts)._reduce(Ops.ADD, -1, True) + before
+                found = (less < count).where(more, found)
+            before = before + (word < found).cast(counts)._reduce(Ops.ADD, -1, True)
+            found = found.cast(self.dtype)
+            key = found if shift + bits == self.dtype.bitsize else (key << bits) | found
+            key, before = key.contiguous(), before.contiguous()
+        return key, before.cast(dtypes.int32)
 
     # ------------------------------------------------------------ long rows
 
@@ -268,7 +316,6 @@ class SortMixin(ProcessingMixin):
         before = (counts.cumsum(1) - counts).reshape(rows, _DIGITS, blocks).permute(0, 2, 1)
         start = before.contiguous().gather(2, digit.cast(dtypes.int32))
         place = (start + inside.cast(dtypes.int32)).reshape(rows, size) - 1
-        # made before the store, which has neither threads nor lanes
-        place = (place + self._row_starts(self.shape, size)).contiguous()
         shifted = ((self >> (32 + _DIGIT_BITS)) << 32) | (self & 0xFFFFFFFF)
-        return shifted._placed(place, self.shape, over)
+        # made before the store, which has no lanes
+        return shifted._placed(place.contiguous(), size, over)
