@@ -11,10 +11,24 @@ import itertools
 import numpy as np
 import pytest
 
-from kernels import CASES, TARGET, Case, blank, conv_padded, matmul, out, param, red, sink, some
+from kernels import (
+    CASES,
+    TARGET,
+    Case,
+    blank,
+    conv_padded,
+    matmul,
+    out,
+    param,
+    red,
+    sink,
+    some,
+    within,
+)
 from tiny.codegen import LinearProgram, lower
 from tiny.codegen.opt import Kernel, KernelOptError, Opt, OptOps
 from tiny.device import Buffer, Device
+from tiny.dtype import DType, dtypes
 from tiny.helpers import Context
 from tiny.runtime.python import interpret
 from tiny.uop.ops import AxisType, Ops, UOp
@@ -399,3 +413,58 @@ def test_strict_sums_are_not_cut_into_blocks():
         for opt in (Opt(BLOCK, 2, 3), Opt(SWAP, 0, 2)):
             with pytest.raises(KernelOptError, match="STRICT_REDUCE"):
                 kernel.apply_opt(opt)
+
+
+# ---------------------------------------------------------------- lanes a few elements apart
+
+
+def every_nth(n: int, step: int, dtype: DType, before: int = 0, two: bool = False) -> Case:
+    """Each `step`-th element, from `before` in front of the first one on; 0 where there is none.
+
+    Of `two` dimensions: rows too, with a condition of their own. Memory ends with the last element.
+    """
+    size = max(1, (n - 1) * step + 1 - 2 * before)
+    i = out(n, 1 if two else 0)
+    at = i * step - before
+    gate = within(at, size) if before else None
+    x = some(4, size, dtype=dtype) if two else some(size, dtype=dtype)
+    wanted = np.zeros((*x.shape[:-1], n), x.dtype)
+    for k in range(n):
+        if 0 <= k * step - before < size:
+            wanted[..., k] = x[..., k * step - before]
+    if not two:
+        load = param(1, size, dtype=dtype).index(at, gate=gate)
+        target = param(0, n, dtype=dtype).index(i)
+    else:
+        j = out(5, 0)
+        gate = within(j - 1, 4) if gate is None else gate & within(j - 1, 4)
+        load = param(1, 4, size, dtype=dtype).index(j - 1, at, gate=gate)
+        target = param(0, 5, n, dtype=dtype).index(j, i)
+        wanted = np.concatenate([np.zeros_like(wanted[:1]), wanted])
+    return Case(sink(target.store(load)), [blank(*wanted.shape, dtype=dtype), x], [wanted, x])
+
+
+@pytest.mark.parametrize("lanes", [2, 4, 6, 8, 16])
+@pytest.mark.parametrize("step", [2, 3, 4, 5])
+@pytest.mark.parametrize("before", [0, 1, 2])
+def test_lanes_that_are_a_few_elements_apart_read_nothing_else(lanes, step, before):
+    for n, two in itertools.product((1, 3, 4, 16, 37), (False, True)):
+        case = every_nth(n, step, dtypes.float32, before, two)
+        try:
+            check(case, Opt(VEC, int(two), lanes))
+        except KernelOptError:
+            assert lanes > n
+
+
+@pytest.mark.parametrize("dtype", [dtypes.float64, dtypes.int32, dtypes.int64, dtypes.float16])
+def test_lanes_that_are_a_few_elements_apart_are_of_any_dtype(dtype):
+    for step, before in itertools.product((2, 3, 4), (0, 1)):
+        check(every_nth(21, step, dtype, before), Opt(VEC, 0, 4))
+        check(every_nth(21, step, dtype, before, two=True), Opt(VEC, 1, 8), Opt(UPCAST, 0, 2))
+
+
+def test_lanes_two_elements_apart_are_taken_out_of_two_vectors():
+    program = lower(every_nth(64, 2, dtypes.float32).sink, TARGET, [Opt(VEC, 0, 4)])
+    loads = [u for u in program.uops if u.op is Ops.LOAD]
+    assert [u.shape for u in loads] == [(4,), (4,)]
+    assert sum(u.op is Ops.SHUFFLE for u in program.uops) == 1

@@ -21,6 +21,8 @@ from tiny._core.types cimport DType, coerce
 cdef enum:
     WORTH_TRANSPOSING = 4  # neighbours in memory, for them to be loaded as vectors and transposed
     TRANSPOSED_BYTES = 64  # of a vector, at most
+    WIDEST_STRIDE = 4  # of lanes that are taken out of vectors
+    LEAST_SHUFFLED = 4  # bytes of an element that machines shuffle well
 
 cdef object THREAD = AxisType.THREAD
 
@@ -1292,6 +1294,12 @@ cdef class Expansion:
         across = self.across(index, info.lane, info.tiles)
         if across >= 0:
             return self.load_across(index, info, across)
+        if (
+            PyLong_Check(stride) and 2 <= stride <= WIDEST_STRIDE
+            and lanes >= WORTH_TRANSPOSING and dtype.itemsize >= LEAST_SHUFFLED
+            and lanes * dtype.itemsize <= TRANSPOSED_BYTES
+        ):
+            return self.load_apart(index, info, stride, lanes, gate)
         parts = []
         for k, at in enumerate(self.lane_offsets(info.form, info.lane)):
             one = None if gate is None else self.lane(gate, k)
@@ -1304,6 +1312,63 @@ cdef class Expansion:
                 one = None
             parts.append(self.read(index, at, 1, one))
         return self.emit(make(OP_STACK, dtype, tuple(parts), None, None))
+
+    cdef Node load_apart(
+        self, Node index, Info info, int64_t stride, int64_t lanes, Node gate
+    ):
+        """Lanes a few elements apart: taken out of vectors that lie side by side.
+
+        The last vector ends with the last lane, so that nothing behind it is read.
+        """
+        cdef int64_t constant, start, k, n
+        cdef Node base, at, found = None, vector, mask
+        cdef list picked
+        base, constant = self.base(info.form, 0, 0)
+        for k in range(stride):
+            start = k * lanes if k < stride - 1 else (stride - 1) * (lanes - 1)
+            at = self.index_const(constant + start)
+            if base is not None:
+                at = base if constant + start == 0 else self.emit(
+                    make2(OP_ADD, types.INDEX, base, at)
+                )
+            # where each lane of the result is in this vector, if it is
+            picked = [
+                stride * n - start if stride * n // lanes == k else -1 for n in range(lanes)
+            ]
+            mask = None if gate is None else self.spread(gate, picked, lanes)
+            vector = self.read(index, at, lanes, mask)
+            found = vector if found is None else self.shuffle(
+                tuple([
+                    lanes + picked[n] if picked[n] >= 0
+                    else stride * n if k == 1 and stride * n < lanes else n
+                    for n in range(lanes)
+                ]),
+                (found, vector),
+            )
+        return found
+
+    cdef Node spread(self, Node gate, list picked, int64_t lanes):
+        """A condition of lanes as one of the vector that they are taken out of; False elsewhere."""
+        cdef Node a, b
+        cdef list source = [-1] * lanes
+        cdef int64_t n
+        if not gate.c_shape or gate.c_op == OP_EXPAND:
+            return gate
+        for n in range(lanes):
+            if picked[n] >= 0:
+                source[picked[n]] = n
+        known = known_lanes(gate, lanes)
+        if known is not None:
+            return self.wide(
+                self.constants([n >= 0 and bool(known[n]) for n in source], types.BOOL), lanes
+            )
+        if gate.c_op == OP_AND:  # a part that all lanes have in common stays so
+            a, b = gate.src
+            return self.both(self.spread(a, picked, lanes), self.spread(b, picked, lanes))
+        return self.shuffle(
+            tuple([lanes if n < 0 else n for n in source]),
+            (gate, self.wide(self.emit(make_const(types.BOOL, False)), lanes)),
+        )
 
     cdef int across(self, Node index, int lane, tuple tiles) except -2:
         """The tile whose neighbours are neighbours in memory, where those of lanes are not.

@@ -19,6 +19,8 @@ __all__ = ["Level", "NestCost", "Operand", "Tile", "fill_cost", "moved", "regist
 WORTH_TRANSPOSING = 4  # rows, from which on lowering does so
 REUSE = 4  # vectors loaded of an element, from which on packing it may pay
 WIDEST_TILE = 16  # points that use what is loaded once
+WIDEST_STRIDE = 4  # of lanes that are taken out of vectors beside each other
+SHUFFLED_ROWS = 6  # registers for those
 MASKS = 7  # registers for conditions
 LINE = 64  # bytes
 
@@ -68,6 +70,8 @@ class NestCost:
         """How many rows more there may be: their sums, a row of lanes, a broadcast in registers."""
         vectors = self.vectors(tile)
         rows = math.prod([n for k, n in tile.rows if self.nest.outputs >> k & 1])
+        if any(self.strided(x, tile.lane) for x in self.nest.loads):
+            registers -= SHUFFLED_ROWS  # these are no operands in memory
         return (registers - vectors - 1) // (vectors * rows * max(1, self.nest.sums))
 
     def seconds(self, tile: Tile) -> float:
@@ -114,6 +118,14 @@ class NestCost:
         steps = [access.strides.get(k, 0) or 0 for k in inner]
         return max(map(abs, steps), default=0) * access.itemsize >= self.costs.far
 
+    def strided(self, access: Access, lane: int) -> int:
+        """How many vectors the lanes of one are taken out of, being a few elements apart; or 0."""
+        if lane < 0 or not access.mask >> lane & 1 or access.itemsize < 4:
+            return 0
+        is_packed = self.is_packed(access, lane)
+        step = access.box_step(lane) if is_packed else access.strides.get(lane) or 0
+        return step if 2 <= step <= WIDEST_STRIDE else 0
+
     def slots(self, access: Access, lane: int, lanes: int, vectors: int) -> float:
         """Instructions to load or store one vector, or one value for all of its lanes."""
         if lane < 0 or not access.mask >> lane & 1:
@@ -134,6 +146,8 @@ class NestCost:
                 is_often = self.points >= REUSE * WIDEST_TILE * access.size
                 return self.costs.far_read if is_often else 1 + self.costs.far_jump / vectors
             return 1.0
+        if step := self.strided(access, lane):
+            return self.costs.strided * step + (1.0 if access.gate >> lane & 1 else 0.0)
         size = dict(self.loops)[lane]
         # lanes by themselves cost as ever
         part = self.costs.part if 2 * lanes <= self.full[lane] else 1.0
