@@ -35,6 +35,7 @@ class Costs:
     far: int = 512  # bytes from which on the rows of a panel fall into few sets of a cache
     far_read: float = 1.5  # for a load from such rows that are read often
     far_jump: float = 3.0  # more to begin with the next such row, where each is read once
+    crowded: float = 8.0  # for each load of more rows than L1 has lines for
     in_place: float = 3.0  # for each lane of an operand that ought to be packed, and is not
 
     # ---- memory, in cycles
@@ -47,10 +48,11 @@ class Costs:
     far_piece: float = 40.0  # the same from memory, where it is in no cache
     beyond: int = 4  # times L2 that is in a cache which others have a part of
     stream: int = 64  # bytes from a piece to the next one, which is foretold if it is no farther
+    several: float = 1.15  # times as long, where it is read at several places at once
     showing: float = 0.2  # part of that time which shows beside the arithmetic
-    carried: float = 4.0  # to keep a vector of sums in memory between the steps of a loop
+    carried: float = 2.0  # to keep a vector of sums in memory between the steps of a loop
     carried_lanes: float = 6.0  # the same for a sum, where lanes are added up each time
-    caution: float = 1.2  # times what it seems to cost, for sums in memory: more can go wrong
+    caution: float = 1.3  # times what it seems to cost, for sums in memory: more can go wrong
     bytes_per_second: float = 2e10  # of memory, for the decision about threads
 
     # ---- the time to compile, which a kernel is worth if it runs often

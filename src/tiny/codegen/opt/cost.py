@@ -23,6 +23,7 @@ WIDEST_STRIDE = 4  # of lanes that are taken out of vectors beside each other
 SHUFFLED_ROWS = 6  # registers for those
 MASKS = 7  # registers for conditions
 LINE = 64  # bytes
+WAY = 4096  # bytes of the sets of L1, each with a line
 
 
 @dataclass(frozen=True)
@@ -53,12 +54,67 @@ class NestCost:
         sizes: Sequence[int],
         full: Sequence[int],
         costs: Costs,
+        target: Target,
     ) -> None:
-        self.nest, self.full, self.costs = nest, full, costs
+        self.nest, self.full, self.costs, self.target = nest, full, costs, target
+        self.sizes = sizes
+        self.is_rolled = False  # the stores stand in the program once, whatever the tile
         self.loops = [(k, sizes[k]) for k in order if k < len(sizes) and nest.mask >> k & 1]
         self.points = math.prod([n for _, n in self.loops])
         self.inner = math.prod([n for k, n in self.loops if nest.own >> k & 1])
+        # what comes from memory, each element for few uses: no cache holds it
+        self.streams = [
+            x
+            for x in nest.loads
+            if nest.sums
+            and x.size * x.itemsize > target.l2_bytes
+            and self.points < REUSE * WIDEST_TILE * x.size
+            and not x.is_kept
+        ]
         self._bodies: dict[tuple[int, int], _Body] = {}
+
+    def most_lines(self, axis: int, lane: int) -> int:
+        """How many rows along an axis have a line each in L1, where all are gone through at once.
+
+        Lines that are as far apart as the sets of a cache reach fall into one of them.
+        """
+        most = 1 << 20
+        for x in self.nest.loads:
+            step = abs(x.strides.get(axis, 0) or 0) * x.itemsize
+            if step < LINE or axis == lane or self.is_packed(x, lane):
+                continue
+            sets = max(1, WAY // math.gcd(step, WAY))
+            most = min(most, max(1, self.target.l1_bytes // WAY) * min(sets, WAY // LINE))
+        return most
+
+    def piece(self, load: Access, extents: dict[int, int]) -> int:
+        """How many elements lie side by side among so many along each axis."""
+        piece = 1
+        near = [(abs(s), k) for k, s in load.strides.items() if s]
+        for stride, axis in sorted(near):
+            if stride > piece:
+                break
+            piece = max(piece, stride * min(extents.get(axis, 1), self.sizes[axis]))
+            if extents.get(axis, 1) < self.sizes[axis]:
+                break
+        return piece
+
+    def jumping(self, tile: Tile) -> float:
+        """The part of the time to run it in which streams begin anew, in the loops as they are."""
+        total, costs = 0.0, self.costs
+        for load in self.streams:
+            extents = dict(tile.rows) | {tile.lane: tile.lanes}
+            piece = self.piece(load, extents)
+            for axis, size in reversed(self.loops):
+                if load.mask >> axis & 1 and extents.get(axis, 1) < size:
+                    extents[axis] = size
+                    longer = self.piece(load, extents)
+                    if longer == piece:
+                        break
+                    piece = longer
+            is_far = load.size * load.itemsize > costs.beyond * self.target.l2_bytes
+            total += load.size / piece * (costs.far_piece if is_far else costs.piece)
+        return costs.cycle * total
 
     def vectors(self, tile: Tile) -> int:
         """How many vectors the lanes of a tile are."""
@@ -80,7 +136,7 @@ class NestCost:
         body = self._bodies.get(key)
         if body is None:
             body = self._bodies[key] = _Body(self, tile)
-        return body.seconds(tile.rows)
+        return body.seconds(tile.rows) + self.jumping(tile)
 
     def packing(self, tile: Tile) -> float:
         """The part of it that packs operands once."""
@@ -143,6 +199,8 @@ class NestCost:
             if access.shares_dim(lane, self.nest.own):
                 return self.costs.shifted
             if self.is_far(access) and not is_packed:
+                if any(access is x for x in self.streams):  # see `jumps`
+                    return 1.0
                 is_often = self.points >= REUSE * WIDEST_TILE * access.size
                 return self.costs.far_read if is_often else 1 + self.costs.far_jump / vectors
             return 1.0
@@ -160,8 +218,10 @@ class _Body:
     def __init__(self, cost: NestCost, tile: Tile) -> None:
         nest = self.nest = cost.nest
         costs = self.costs = cost.costs
+        self.target = cost.target
         self.lane = tile.lane if tile.lane >= 0 and nest.mask >> tile.lane & 1 else -1
         self.vectors = cost.vectors(tile)
+        self.points, self.is_rolled = cost.points, cost.is_rolled
         self.inner, self.sizes = cost.inner, [n for _, n in cost.loops]
         self.axes = [k for k, _ in cost.loops]
         if self.lane >= 0:
@@ -181,9 +241,18 @@ class _Body:
         for mask, instructions in nest.work.items():
             count(mask, 0, instructions)
         self.packing = self.code = 0.0
+        self.along: list[tuple[Access, float, bool]] = []  # lanes that are added up
+        # by axis of rows: how many there may be before lines of their loads drive out each other
+        self.most_rows = {k: cost.most_lines(k, self.lane) for k in axes_of(nest.outputs)}
+        self.streaming = sum(x.size * x.itemsize for x in cost.streams) / costs.l2_rate
+        self.streamed = 0
+        for load in cost.streams:
+            self.streamed |= load.mask
         for load in nest.loads:
             slots = cost.slots(load, self.lane, lanes, self.vectors)
             count(load.mask, 1, slots)
+            if self.lane >= 0 and (nest.own & load.mask) >> self.lane & 1:
+                self.along.append((load, slots, any(load is x for x in cost.streams)))
             if slots > costs.far_jump + 1:
                 self.apart.setdefault(load.mask, []).append((load, True, slots))
             if cost.is_packed(load, self.lane):
@@ -223,6 +292,9 @@ class _Body:
         for n in counts:
             total *= n
             runs.append(total)
+        crowds = [(k, 1 - 1.5 * self.most_rows.get(k, n) / n) for k, n in tiles]
+        crowded = sum(1 << k for k, much in crowds if much > 0)
+        crowd = 1 + costs.crowded * max([much for _, much in crowds], default=0.0)
         work = loads = stores = 0.0
         code = self.code
         for mask, places, (arithmetic, loaded, stored) in self.counts:
@@ -235,7 +307,7 @@ class _Body:
                 saved = slots - self._transposed(access, tiles) * (1 if is_load else 2)
                 if saved > 0:
                     loaded, stored = loaded - saved * is_load, stored - saved * (not is_load)
-            code += (arithmetic + loaded + stored) * times
+            code += (arithmetic + loaded + stored) * (1.0 if self.is_rolled else times)
             if has_lanes:
                 times *= self.width
             for p in places:
@@ -243,8 +315,9 @@ class _Body:
                     times *= runs[p]
                     break
             work += arithmetic * times
-            loads += loaded * times
+            loads += loaded * times * (crowd if mask & crowded else 1.0)
             stores += stored * times
+        loads += self.beyond_l1(tiles)
         copies = self.vectors * math.prod([n for _, n in tiles])
         if nest.sums and self.inner > 1:
             # sums wait for themselves where there are few of them, and no steps to unroll
@@ -253,11 +326,33 @@ class _Body:
         conditions = math.prod([n for k, n in tiles if nest.condition >> k & 1])
         if conditions > MASKS:
             work *= 1.5 - 0.5 * MASKS / conditions
-        cycles = (max(loads, work) + stores) / costs.per_cycle + self.packing
+        cycles = (max(loads, work) + stores) / costs.per_cycle
         # counting and jumping, which unrolling makes rarer, and what does not overlap
         cycles += total * (costs.loop if nest.own else costs.store_loop)
         cycles += (1 - costs.overlap) * (loads + work)
+        if self.streaming:
+            is_several = any(self.streamed >> k & 1 for k, _ in tiles)
+            streaming = self.streaming * (costs.several if is_several else 1.0)
+            cycles = max(cycles, streaming) + 0.1 * min(cycles, streaming)
+        cycles += self.packing
         return costs.cycle * cycles + costs.compiling / costs.runs * code
+
+    def beyond_l1(self, tiles: Sequence[tuple[int, int]]) -> float:
+        """How many more loads it is worth that a tile reads more along its lanes than L1 holds.
+
+        What the next tile reads again comes from L2 then.
+        """
+        again = nbytes = 0.0
+        for load, slots, is_stream in self.along:
+            rows = math.prod([n for k, n in tiles if load.mask >> k & 1])
+            others = math.prod([n for k, n in tiles if not load.mask >> k & 1])
+            nbytes += load.itemsize * self.inner * rows
+            if not is_stream or self.points > others * load.size:
+                again += slots * self.points / others
+        if nbytes <= self.target.l1_bytes // 4 * 3:
+            return 0.0
+        slower = self.costs.per_cycle * self.target.vector_bytes / self.costs.l1_rate - 1
+        return slower * again / self.lanes
 
     def _transposed(self, access: Access, tiles: Sequence[tuple[int, int]]) -> float:
         """Instructions for a vector, if rows of it lie side by side in memory."""
@@ -315,6 +410,14 @@ def moved(
         ]
         for inside in insides
     ]
+    # what they take of a cache, all together
+    kept_at = [
+        sum(
+            n * (1.0 if o.tight else crowding(o.access, inside))
+            for n, o in zip(at, operands, strict=True)
+        )
+        for at, inside in zip(bytes_at, insides, strict=True)
+    ]
     cycles, costs = 0.0, costs_of(target)
     # a quarter of a cache is left to the rest
     for capacity, rate, piece in (
@@ -322,7 +425,7 @@ def moved(
         (target.l2_bytes // 4 * 3, costs.l2_rate, costs.piece),
         (target.l2_bytes * costs.beyond, costs.l2_rate, costs.far_piece),
     ):
-        fits = next((k for k, b in enumerate(bytes_at) if sum(b) <= capacity), len(levels))
+        fits = next((k for k, b in enumerate(kept_at) if b <= capacity), len(levels))
         total = 0.0
         for (access, tight, kept, apart), nbytes in zip(operands, bytes_at[fits], strict=True):
             around = [x for x in levels[:fits] if not apart >> x.axis & 1]
@@ -340,6 +443,21 @@ def moved(
             total += cost * times
         cycles = max(cycles, total)
     return cycles
+
+
+def crowding(load: Access, extents: dict[int, int]) -> float:
+    """How many times its size a piece of an operand takes of a cache.
+
+    Rows that are as far apart as the sets of a cache reach share the sets that one row falls into.
+    """
+    piece, most = load.itemsize, 0
+    for axis, stride in load.strides.items():
+        extent = extents.get(axis, 1)
+        if stride in (1, -1):
+            piece = load.itemsize * extent
+        elif stride and extent > 1:
+            most = max(most, math.gcd(stride * load.itemsize, WAY))
+    return max(1.0, most / max(piece, LINE))
 
 
 def registers_of(target: Target) -> int:

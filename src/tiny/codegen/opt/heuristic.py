@@ -9,10 +9,11 @@ from operator import attrgetter
 from tiny.codegen.opt.columns import column_opts
 from tiny.codegen.opt.cost import Tile, registers_of
 from tiny.codegen.opt.loops import Loops, Plan, shares_evenly
-from tiny.codegen.opt.nests import Nest, axes_of
+from tiny.codegen.opt.nests import Access, Nest, axes_of
 from tiny.codegen.opt.opts import KernelOptError, Opt, OptOps
 from tiny.codegen.opt.ordered import opts_in_order
 from tiny.codegen.opt.splits import SplitKernel
+from tiny.codegen.opt.streams import find_stream, plan_stream
 from tiny.codegen.opt.tiles import TRANSPOSED_ROWS, Tiles
 from tiny.helpers import TC, TC_OPT, TC_SELECT
 
@@ -212,7 +213,7 @@ class _Choice:
             tiles = tiles[:1]
         cost = self.known.costs[nest]
         # where operands are packed, and what that costs, is part of the plan
-        seconds = {tile: tile.cost - cost.packing(tile) for tile in tiles}
+        seconds = {tile: tile.cost - cost.packing(tile) - cost.jumping(tile) for tile in tiles}
         most = NEARLY * min(seconds.values())
         beside = [x for n in self.nests if n is not nest for x in (*n.loads, *n.stores)]
         best: tuple[Loops, Plan] | None = None
@@ -224,17 +225,34 @@ class _Choice:
             for plan in loops.plans(seconds[tile]):
                 if best is None or plan.cost < best[1].cost:
                     best = loops, plan
+        streamed = self.streamed(nest, beside)
+        if streamed is not None and (best is None or streamed[1].cost < best[1].cost):
+            best = streamed
         if best is None:
             return False
         loops, plan = best
         self.kernel = loops.kernel
         if plan.block:
-            _try(self.kernel, Opt(OptOps.BLOCK, loops.blocked_axis, plan.block))
+            _try(self.kernel, Opt(OptOps.BLOCK, plan.blocked, plan.block))
         self.order_loops(plan.entries)
         self.share(plan.cost)
         for number, axis in plan.staged:
             _try(self.kernel, Opt(OptOps.STAGE, axis, number))
         return True
+
+    def streamed(self, nest: Nest, beside: list[Access]) -> tuple[Loops, Plan] | None:
+        """A plan that reads an operand which no cache holds in long pieces."""
+        stream = find_stream(self.kernel, nest, self.known.costs[nest], self.sizes)
+        if stream is None:
+            return None
+        trial = self.kernel.copy()
+        _split(trial, stream.tile)
+        _try(trial, Opt(OptOps.UNROLL, stream.axis - trial.first_reduce, stream.steps))
+        cost = self.known.costs[nest]
+        loops = Loops(trial, nest, cost, stream.tile, self.sizes, beside)
+        seconds = cost.seconds(stream.tile) - cost.packing(stream.tile) - cost.jumping(stream.tile)
+        plan = plan_stream(loops, seconds)
+        return None if plan is None else (loops, plan)
 
     def pack(self, nest: Nest, tile: Tile) -> None:
         """Pack the operands of a nest whose loops stay as they are."""

@@ -27,12 +27,13 @@ def shares_evenly(iterations: int) -> bool:
 class Plan:
     """An order of loops, and where operands are packed: (load, number of an axis or None).
 
-    `entries` are the numbers of axes, or of the blocks of the outermost loop of the reduction,
-    which are of `block` elements, 0 for none.
+    `entries` are the numbers of axes, or of the blocks of one of them: `block` elements of the
+    axis `blocked`, 0 for none.
     """
 
     entries: tuple[int, ...]
     staged: tuple[tuple[int, int | None], ...]
+    blocked: int
     block: int
     cost: float  # seconds
 
@@ -101,12 +102,27 @@ class Loops:
                     left = [inner, *reduces[1:]] if inner.count > 1 else reduces[1:]
                     yield self.plan([order[0], outer, *order[1:], *left], block, seconds)
 
-    def plan(self, levels: list[Level], block: int, seconds: float) -> Plan:
-        """Where operands are packed with loops in an order, and what all of that costs."""
+    def blocked(self, axis: int, block: int, seconds: float) -> Plan:
+        """The plan with blocks of an output axis outermost, and what is in one innermost."""
+        size, step = self.sizes[axis], self.kernel.axes[axis].step
+        outer, inner = Level(axis, -(-size // block), block), Level(axis, block // step, step)
+        others = [x for x in self.levels if x.axis != axis]
+        reduces = [x for x in others if self.nest.own >> x.axis & 1]
+        others = [x for x in others if x not in reduces]
+        batch = [x for x in others if all(load.mask >> x.axis & 1 for load in self.nest.loads)]
+        rows = [x for x in others if x not in batch]
+        return self.plan([*batch, outer, *reduces, *rows, inner], block, seconds, axis)
+
+    def plan(self, levels: list[Level], block: int, seconds: float, blocked: int = -1) -> Plan:
+        """Where operands are packed with loops in an order, and what all of that costs.
+
+        `block` elements are a block of the axis `blocked`, by default of the reduction's.
+        """
         kernel, nest, tile, costs, cost = self.kernel, self.nest, self.tile, self.costs, 0.0
+        blocked = self.blocked_axis if blocked < 0 else blocked
         entries, seen = [], False
         for x in levels:
-            is_outer = block and x.axis == self.blocked_axis and not seen
+            is_outer = block and x.axis == blocked and not seen
             seen = seen or bool(is_outer)
             entries.append(len(self.sizes) if is_outer else x.axis)
         sizes = dict(enumerate(self.sizes))
@@ -128,8 +144,8 @@ class Loops:
         # what is moved is moved while something is computed
         moving = moved(operands, levels, sizes, kernel.target)
         cost += max(moving, seconds / costs.cycle) + costs.showing * moving
-        cost *= costs.caution if carried else 1.0
-        return Plan(tuple(entries), tuple(staged), block, cost * costs.cycle)
+        cost *= costs.caution if carried and blocked == self.blocked_axis else 1.0
+        return Plan(tuple(entries), tuple(staged), blocked, block, cost * costs.cycle)
 
     def inside(self, levels: list[Level], at: int | None) -> dict[int, int] | None:
         """How far axes go inside of a loop, None without one."""

@@ -25,6 +25,8 @@ PARTS = (2, 3, 4, 5, 7)  # of the rows along one axis, so that others go along a
 SHARED_ROWS = (1, 2, 4, 6, 8, 12)  # that all nests of a kernel may have
 TRANSPOSED_ROWS = 16  # that are loaded as vectors, and transposed in registers
 
+LONG_SUM = 128  # steps, from which on a long epilogue has loops of its own
+
 _by_cost = attrgetter("cost")
 
 
@@ -38,9 +40,11 @@ class Tiles:
         self.full = [min(kernel.vector_lanes(k), WIDEST) for k in range(len(kernel.axes))]
         self.constants = costs_of(kernel.target)
         self.costs = {
-            n: NestCost(n, kernel.nest_order, self.sizes, self.full, self.constants)
+            n: NestCost(n, kernel.nest_order, self.sizes, self.full, self.constants, kernel.target)
             for n in self.nests
         }
+        if len(self.nests) == 2 and self.nests[0].sums:
+            self.costs[self.nests[1]].is_rolled = self.costs[self.nests[0]].inner >= LONG_SUM
         self.plain = {n: self.costs[n].seconds(Tile()) for n in self.nests}
         self.has_masks = kernel.target.vector_bytes >= 64
 
