@@ -33,10 +33,10 @@ class Stream(NamedTuple):
 def find_stream(kernel: SplitKernel, nest: Nest, cost: NestCost, sizes: list[int]) -> Stream | None:
     """What to try where an operand is better read along an output; None for other nests."""
     load = max(cost.streams, key=lambda x: x.size, default=None)
-    if load is None:
+    if load is None or len(nest.loads) < 2:  # see `columns` for what only adds up
         return None
     lanes = [k for k in axes_of(nest.outputs) if load.strides.get(k) == 1]
-    own = [k for k in axes_of(nest.own) if sizes[k] >= 2 * STEPS and _jumps(load, k)]
+    own = [k for k in axes_of(nest.own) if sizes[k] >= 4 * STEPS and _jumps(load, k)]
     if not lanes or not own or sizes[lanes[0]] <= BLOCKS[-1]:
         return None
     lane = lanes[0]
