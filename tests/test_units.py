@@ -11,6 +11,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from conftest import examples
 from kernels import CASES, TARGET, Case, blank, matmul, out, param, red, sink
 from tiny import Tensor, TinyJit
 from tiny.codegen import LinearProgram, lower
@@ -19,6 +20,7 @@ from tiny.device import Buffer, Device
 from tiny.dtype import DType, _to_np_dtype, dtypes
 from tiny.helpers import Context
 from tiny.renderer.x86_units import ALL_UNITS, units_of
+from tiny.runtime.cpu import LLVMCompiler
 from tiny.runtime.python import interpret
 from tiny.uop.ops import Ops, UOp
 from tiny.uop.structure import check_program
@@ -30,7 +32,8 @@ THREAD, STAGE, BLOCK, SWAP = OptOps.THREAD, OptOps.STAGE, OptOps.BLOCK, OptOps.S
 BF16, F32, I8, U8, I32 = dtypes.bfloat16, dtypes.float32, dtypes.int8, dtypes.uint8, dtypes.int32
 CPU = Device["CPU"]
 
-DOTS = [u for u in ALL_UNITS if u.n == 16 and not u.accumulators]
+DOTS = [u for u in ALL_UNITS if u.n == 16 and not u.registers]
+TILES = [u for u in ALL_UNITS if u.registers]
 PAIRS = [(BF16, BF16, F32), (I8, I8, I32), (U8, I8, I32)]
 
 
@@ -40,6 +43,7 @@ def machine(*units: MatrixUnit) -> Target:
 
 
 ALL = machine(*DOTS)
+AMX = machine(*TILES)
 
 
 def product(
@@ -111,11 +115,12 @@ def close(found: np.ndarray, expected: np.ndarray) -> None:
 
 # ---------------------------------------------------------------- values
 
+LAYOUTS = [(False, False), (True, False), (False, True), (True, True)]
 SIZES = [(1, 16, 8), (4, 32, 8), (3, 17, 7), (1, 5, 9), (7, 48, 33), (2, 2, 5), (13, 31, 10)]
 
 
 @pytest.mark.parametrize("dts", PAIRS, ids=str)
-@pytest.mark.parametrize("transposed", [(False, False), (True, False), (False, True), (True, True)])
+@pytest.mark.parametrize("transposed", LAYOUTS)
 def test_units_compute_what_numpy_does_for_any_sizes_and_layouts(dts, transposed):
     for size in SIZES:
         case = product(*size, dts, transposed)
@@ -125,6 +130,24 @@ def test_units_compute_what_numpy_does_for_any_sizes_and_layouts(dts, transposed
             close(found, case.after[0])
             if has(dts):
                 np.testing.assert_array_equal(on_cpu(case, opts), found)
+
+
+FOR_TILES = [(dts, x) for dts in (*PAIRS, (U8, U8, I32), (I8, U8, I32)) for x in LAYOUTS]
+
+
+@pytest.mark.parametrize("dts, transposed", FOR_TILES[:: examples(1, 3)], ids=str)
+def test_units_with_registers_of_their_own_do_as_well(dts, transposed):
+    blocked = [Opt(UPCAST, 0, 2), Opt(UPCAST, 1, 2), Opt(UNROLL, 0, 2), Opt(THREAD, 0)]
+    packed_inside = [Opt(UPCAST, 1, 2), Opt(SWAP, 0, 1), Opt(STAGE, 1, 1)]
+    for size, opts, uses in (
+        ((3, 5, 9), [], (1, 2)),
+        ((17, 16, 33), [], (1,)),
+        ((35, 34, 70), blocked, (1,)),
+        ((16, 49, 40), packed_inside, (1,)),
+    ):
+        case = product(*size, dts, transposed)
+        for use in uses:
+            close(on_python(case, [Opt(TC, 0, (-1, 2, use)), *opts], AMX), case.after[0])
 
 
 OPTS = [
@@ -162,7 +185,8 @@ def test_what_is_not_finite_stays_so():
     a[...], b[...] = 1, 1
     a[0, 3], a[1, 0], a[2, 5], b[5, 7] = np.nan, np.inf, np.inf, 0
     b[0, 2] = -np.inf
-    expected = a.astype(np.float32) @ b.astype(np.float32)
+    with np.errstate(invalid="ignore"):
+        expected = a.astype(np.float32) @ b.astype(np.float32)
     assert np.isnan(expected[0]).all() and np.isnan(expected[2, 7]) and expected[1, 2] == -np.inf
     found = on_python(case, [Opt(TC, 0, (-1, 2, 1))])
     np.testing.assert_array_equal(found, expected)
@@ -219,6 +243,158 @@ def test_what_is_made_of_an_operand_and_of_the_sum_is_part_of_the_kernel():
         Kernel(ast, ALL).apply_opt(Opt(TC, 0, (-1, 0, 1)))
 
 
+def test_the_end_of_a_kernel_reads_what_a_unit_stores():
+    i, j, r = out(21, 0), out(37, 1), red(66, 2)
+    a, b = param(1, 21, 66, dtype=BF16), param(2, 66, 37, dtype=BF16)
+    total = (a.index(i, r).cast(F32) * b.index(r, j).cast(F32)).reduce(r)
+    value = (total + param(3, 37).index(j)).maximum(0) + param(4, 21, 37).index(i, j)
+    ast = sink(param(0, 21, 37, dtype=BF16).index(i, j).store(value.cast(BF16)))
+    arrays = [
+        numbers(shape, dtype, k)
+        for k, (shape, dtype) in enumerate(
+            [((21, 66), BF16), ((66, 37), BF16), ((37,), F32), ((21, 37), F32)]
+        )
+    ]
+    x, y, bias, rest = [z.astype(np.float64) for z in arrays]
+    expected = np.maximum(x @ y + bias, 0) + rest
+    case = Case(ast, [blank(21, 37, dtype=BF16), *arrays], [])
+    found = on_python(case, [Opt(TC, 0, (-1, 2, 1)), Opt(UPCAST, 1, 2)], AMX)
+    np.testing.assert_allclose(found.astype(np.float64), expected, rtol=2**-7, atol=2**-7)
+
+
+# ---------------------------------------------------------------- AMX, as LLVM has it
+
+MULTIPLY = """
+define internal <256 x i32> @amx.NAME(
+    i16, i16, i16, <256 x i32> %sum, <256 x i32> %a, <256 x i32> %b) {
+entry:
+  %ps = alloca <256 x i32>
+  %pa = alloca <256 x i32>
+  %pb = alloca <256 x i32>
+  store <256 x i32> %sum, ptr %ps
+  store <256 x i32> %a, ptr %pa
+  store <256 x i32> %b, ptr %pb
+  br label %loop
+loop:
+  %i = phi i64 [ 0, %entry ], [ %next, %loop ]
+  %k = and i64 %i, 15
+  %at = lshr i64 %i, 4
+  %column = and i64 %at, 15
+  %row = lshr i64 %at, 4
+  %row.at = mul i64 %row, 16
+  %k.at = mul i64 %k, 16
+  %a.at = add i64 %row.at, %k
+  %b.at = add i64 %k.at, %column
+  %xp = getelementptr i32, ptr %pa, i64 %a.at
+  %yp = getelementptr i32, ptr %pb, i64 %b.at
+  %sp = getelementptr i32, ptr %ps, i64 %at
+  %x = load i32, ptr %xp
+  %y = load i32, ptr %yp
+  %s0 = load TYPE, ptr %sp
+BODY
+  store TYPE %result, ptr %sp
+  %next = add i64 %i, 1
+  %more = icmp slt i64 %next, 4096
+  br i1 %more, label %loop, label %done
+done:
+  %r = load <256 x i32>, ptr %ps
+  ret <256 x i32> %r
+}
+"""
+PAIR_OF_BF16 = """
+  %xh.i = and i32 %x, -65536
+  %yh.i = and i32 %y, -65536
+  %xl.i = shl i32 %x, 16
+  %yl.i = shl i32 %y, 16
+  %xh = bitcast i32 %xh.i to float
+  %yh = bitcast i32 %yh.i to float
+  %xl = bitcast i32 %xl.i to float
+  %yl = bitcast i32 %yl.i to float
+  %s1 = call float @llvm.fma.f32(float %xh, float %yh, float %s0)
+  %result = call float @llvm.fma.f32(float %xl, float %yl, float %s1)
+"""
+REGISTERS = """
+define internal <256 x i32> @amx.tilezero.internal(i16, i16) {
+  ret <256 x i32> zeroinitializer
+}
+define internal <256 x i32> @amx.tileloadd64.internal(i16, i16, ptr %at, i64) {
+  %r = load <256 x i32>, ptr %at, align 4
+  ret <256 x i32> %r
+}
+define internal void @amx.tilestored64.internal(i16, i16, ptr %at, i64, <256 x i32> %x) {
+  store <256 x i32> %x, ptr %at, align 4
+  ret void
+}
+declare float @llvm.fma.f32(float, float, float)
+"""
+
+
+def without_amx(source: str, name: str, body: str, kind: str) -> str:
+    """A module in which functions do what the instructions of AMX do: registers are vectors."""
+    lines = [x for x in source.splitlines() if not ("x86_amx" in x and x.startswith("declare"))]
+    lines = [x for x in lines if not x.startswith("declare void @llvm.x86.tilestored")]
+    text = "\n".join(lines).replace("x86_amx", "<256 x i32>").replace("@llvm.x86.t", "@amx.t")
+    multiply = MULTIPLY.replace("NAME", f"{name}.internal").replace("BODY", body)
+    return text + REGISTERS + multiply.replace("TYPE", kind)
+
+
+def four_bytes(a: DType, b: DType) -> str:
+    lines, total = [], "%s0"
+    for k in range(4):
+        for x, dtype in (("x", a), ("y", b)):
+            lines += [
+                f"%{x}{k}.w = lshr i32 %{x}, {8 * k}",
+                f"%{x}{k}.b = trunc i32 %{x}{k}.w to i8",
+            ]
+            lines.append(f"%{x}{k} = {'s' if dtype is I8 else 'z'}ext i8 %{x}{k}.b to i32")
+        lines.append(f"%p{k} = mul i32 %x{k}, %y{k}")
+        result = "%result" if k == 3 else f"%t{k}"
+        lines.append(f"{result} = add i32 {total}, %p{k}")
+        total = result
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize("unit", TILES, ids=lambda u: u.name)
+def test_code_for_amx_does_what_the_description_says(unit):
+    """Compiled for AMX, it has the instructions; run with functions in their place, the values."""
+    dts = unit.a, unit.b, unit.sum
+    case = product(35, 34, 70 * 2 // dts[0].itemsize, dts)
+    opts = [Opt(TC, 0, (0, 2, 1)), Opt(UPCAST, 0, 2), Opt(UPCAST, 1, 2), Opt(THREAD, 0)]
+    target = replace(CPU.target, units=(unit,), vector_bytes=64)
+    program = lower(case.sink, target, opts)
+    source = CPU.renderer.__class__(target).render(program)
+    if CPU.target.arch == "x86_64":
+        features = CPU.target.features | {"amx-tile", "amx-bf16", "amx-int8"}
+        assembly = LLVMCompiler("x86_64", features).disassemble(source, program.name)
+        assert assembly.count(unit.name) == 4 and "ldtilecfg" in assembly
+        assert "tilerelease" in assembly and assembly.count("tilezero") == 4
+    floats = unit.sum is F32
+    body = PAIR_OF_BF16 if floats else four_bytes(unit.a, unit.b)
+    source = without_amx(source, unit.name, body, "float" if floats else "i32")
+    binary = CPU.compiler.compile(source, program.name)
+    arrays = [np.array(a) for a in case.before]
+    buffers = [
+        Buffer("CPU", a.size, p.dtype).allocate().copyin(a.tobytes())
+        for a, p in zip(arrays, program.params, strict=True)
+    ]
+    CPU.load(program.name, binary, program)(tuple(b.memory for b in buffers))
+    found = buffers[0].numpy().reshape(arrays[0].shape)
+    np.testing.assert_array_equal(found, on_python(case, opts, machine(unit)))
+    close(found, case.after[0])
+
+
+@pytest.mark.skipif(
+    not any(u.registers for u in CPU.target.units), reason="this CPU has no AMX, or may not use it"
+)
+@pytest.mark.parametrize("dts", PAIRS, ids=str)
+def test_amx_itself_computes_what_its_description_says(dts):
+    for size in ((64, 64, 128), (35, 50, 150), (3, 5, 9)):
+        case = product(*size, dts)
+        number = next(k for k, u in enumerate(CPU.target.units) if (u.a, u.b, u.sum) == dts)
+        opts = [Opt(TC, 0, (number, 2, 1))]
+        close(on_cpu(case, opts), case.after[0])
+
+
 # ---------------------------------------------------------------- which kernels
 
 
@@ -246,6 +422,15 @@ def one_side() -> UOp:
     return sink(param(0, 16).index(i).store(value.reduce(r)))
 
 
+def widened() -> UOp:
+    """Products of matrices, each used for a third axis."""
+    i, j, more, r = out(16, 0), out(16, 1), out(3, 2), red(64, 3)
+    a, b = param(1, 16, 64, dtype=BF16), param(2, 64, 16, dtype=BF16)
+    total = (a.index(i, r).cast(F32) * b.index(r, j).cast(F32)).reduce(r)
+    return sink(param(0, 16, 16, 3).index(i, j, more).store(total * param(3, 3).index(more)))
+
+
+BIG = product(64, 128, 256, (BF16, BF16, F32)).sink
 PLAIN = product(16, 32, 8, (BF16, BF16, F32)).sink
 
 
@@ -297,6 +482,24 @@ def test_an_illegal_use_names_the_rule_and_changes_nothing(ast, opts, rule):
     with pytest.raises(KernelOptError, match=rule):
         kernel.apply_opt(opts[-1])
     assert (kernel.axes, kernel.ast, kernel.applied_opts, kernel.staged) == before
+
+
+@pytest.mark.parametrize(
+    "ast, opts, rule",
+    [
+        (BIG, [Opt(UPCAST, 0, 2), Opt(UPCAST, 1, 4)], "more sums than the 8 registers"),
+        (BIG, [Opt(BLOCK, 2, 2), Opt(SWAP, 3, 0)], "loops of a reduction are inside"),
+        (BIG, [Opt(VEC, 2, 2)], "lanes along two axes"),
+        (product(1, 16, 64, (BF16, BF16, F32)).sink, [], "no axis of outputs is for the rows"),
+        (widened(), [], "more in the kernel than what becomes of the unit's sums"),
+    ],
+)
+def test_units_with_registers_have_rules_of_their_own(ast, opts, rule):
+    kernel = Kernel(ast, AMX)
+    with pytest.raises(KernelOptError, match=rule):
+        for opt in (Opt(TC, 0, (-1, 2, 1)), *opts):
+            kernel.apply_opt(opt)
+        kernel.tiled()
 
 
 def test_a_target_without_units_says_so():

@@ -365,6 +365,8 @@ cdef class Expansion:
                 mask |= in_order
             if node.c_op == OP_REDUCE or node.c_op == OP_STAGE:
                 mask = self.around(node, mask)
+            elif node.c_op == OP_WMMA and len(node.src) > 2:
+                mask = mask & ~self.lane_mask | self.bits[node.src[2].arg[0]]
             masks[node] = mask
             if mask not in self.mask_ids:
                 self.mask_ids[mask] = len(self.masks)
@@ -394,8 +396,10 @@ cdef class Expansion:
             elif is_linear(node):
                 info.form = form_of(node)
                 info.needs = tuple(self.terms_to_compute(info.form))
-            elif OP_CAST <= node.c_op <= OP_WMMA:
+            elif OP_CAST <= node.c_op <= OP_MULACC:
                 info.needs = node.src
+            elif node.c_op == OP_WMMA:
+                info.needs = node.src[:2]
             self.infos[node] = info
         return 0
 
@@ -1612,7 +1616,7 @@ cdef class Expansion:
                 product *= self.counts[<Py_ssize_t>k]
             count += product
         sizes = [self.tile_sizes[k] for k in sums.own]
-        sums.separate = tuple([sums.own[k] for k in self.rules.separate(sizes, count)])
+        sums.separate = tuple([sums.own[k] for k in self.rules.separate(group, sizes, count)])
         given = [(<LoopPlan>loop).given for loop in loops]
         sums.steps = [self.steps_of(loop, sums.separate) for loop in loops]
         if loops:  # what has no loop is done in each step of the innermost one

@@ -23,6 +23,7 @@ from tiny.renderer import Renderer
 from tiny.shared import cached
 from tiny.uop.ops import AxisType, GroupOp, Ops, UOp
 from tiny.uop.target import Target
+from tiny.uop.units import MatrixUnit
 
 __all__ = ["CPU_OPS", "LLVMRenderer", "phase_name"]
 
@@ -159,6 +160,8 @@ class _Function:
         self.loops: dict[UOp, _Loop] = {}  # those that are open
         # of each open IF: where it was left, where it ends, and the registers before it
         self.branches: dict[UOp, tuple[str, str, dict[UOp, str]]] = {}
+        # what is in a register of a matrix unit, which that has for itself
+        self.in_units = _in_registers_of_units(uops)
         self.bypasses_caches = False  # whether a store here is non-temporal
         self.zeros = 0  # bytes of them that are read here
 
@@ -338,6 +341,10 @@ class _Function:
 
     def define_register(self, node: UOp) -> None:
         self.registers.append(node)
+        if (unit := self.in_units.get(node)) is not None:
+            is_new = _is_zero(node)  # one for several registers would be copied
+            self.names[node] = self.value(unit.text.zero) if is_new else self.names[node.src[0]]
+            return
         self.names[node] = self.operand(node.src[0], node.arg.lanes)
 
     def after(self, node: UOp) -> str:
@@ -347,9 +354,13 @@ class _Function:
         return constant(node.arg, node.dtype)
 
     def spread(self, node: UOp) -> str:
+        if (unit := self.in_units.get(node)) is not None:
+            return self.value(unit.text.zero)
         return self.operand(node.src[0], _lanes(node))
 
     def type_of(self, node: UOp) -> str:
+        if (unit := self.in_units.get(node)) is not None:
+            return unit.text.register
         return register_type(node.dtype, _lanes(node))
 
     # ------------------------------------------------------------ memory
@@ -375,6 +386,8 @@ class _Function:
 
     def load_node(self, node: UOp) -> str:
         lanes, dtype, at = node.arg, node.dtype, self.names[node.src[0]]
+        if (unit := self.in_units.get(node)) is not None:
+            return self.value(unit.text.load.format(at=at))
         on = self.fixed_lanes(node.src[1], lanes) if len(node.src) > 1 else range(lanes)
         if on is not None and len(on) == 0:
             return self.splat_constant(constant(0, dtype), dtype, lanes)
@@ -454,6 +467,9 @@ class _Function:
         to, value = node.src[:2]
         if to.op is Ops.DEFINE_REG:
             self.names[to] = self.operand(value, to.arg.lanes)
+            return
+        if (unit := self.in_units.get(value)) is not None:
+            self.emit(unit.text.store.format(at=self.names[to], value=self.names[value]))
             return
         lanes, dtype = _lanes(value), value.dtype
         name, at = self.names[value], self.names[to]
@@ -888,6 +904,25 @@ def _carried_registers(uops: tuple[UOp, ...]) -> list[dict[UOp, None]]:
             for loop in open_[depth_of[node.src[0]] :]:
                 loop[node.src[0]] = None
     return carried
+
+
+def _in_registers_of_units(uops: tuple[UOp, ...]) -> dict[UOp, MatrixUnit]:
+    """Values in registers of matrix units, each with its unit: sums, words, zeros to begin with."""
+    found: dict[UOp, MatrixUnit] = {}
+    for node in reversed(uops):
+        if node.op is Ops.WMMA and node.arg.registers:
+            found |= dict.fromkeys((node, *node.src), node.arg)
+        elif node in found and node.op in (Ops.AFTER, Ops.DEFINE_REG) and not _is_zero(node):
+            found[node.src[0]] = found[node]
+    for node in uops:
+        if node.op in (Ops.AFTER, Ops.DEFINE_REG) and node.src[0] in found:
+            found[node] = found[node.src[0]]
+    return found
+
+
+def _is_zero(register: UOp) -> bool:
+    """Whether a register begins with a constant."""
+    return register.src[0].op is Ops.EXPAND
 
 
 def _constant_steps(uops: tuple[UOp, ...]) -> set[UOp]:

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import os
 import platform
@@ -25,6 +26,7 @@ from tiny.renderer.x86_units import units_of
 from tiny.shared import make_lock
 from tiny.uop.ops import Ops
 from tiny.uop.target import Target
+from tiny.uop.units import MatrixUnit
 
 __all__ = ["CPUDevice", "LLVMCompiler", "cpu_target"]
 
@@ -244,10 +246,29 @@ def cpu_target(device: str, options: str = "") -> Target:
         threads=threads(),
         l1_bytes=cache_bytes(1) or 32 << 10,
         l2_bytes=cache_bytes(2) or 512 << 10,
-        units=units_of(features, scheduling_model(arch, features), vector_bytes)
-        if arch == "x86_64"
-        else (),
+        units=_units(arch, features, vector_bytes),
     )
+
+
+def _units(arch: str, features: frozenset[str], vector_bytes: int) -> tuple[MatrixUnit, ...]:
+    """The matrix units that code may use."""
+    if arch != "x86_64":
+        return ()
+    usable = features
+    if "amx-tile" in features and not _may_use_tiles():
+        usable = frozenset([f for f in features if not f.startswith("amx-")])
+    return units_of(usable, scheduling_model(arch, features), vector_bytes)
+
+
+@functools.cache
+def _may_use_tiles() -> bool:
+    """Whether the system grants this process the registers of AMX; it is asked for them once."""
+    arch_prctl, request_permission, tile_data = 158, 0x1023, 18
+    try:
+        asked = ctypes.CDLL(None).syscall(arch_prctl, request_permission, tile_data)
+    except (OSError, AttributeError):  # another system, where nobody has to be asked
+        return platform.system() != "Linux"
+    return bool(asked == 0)
 
 
 # ---------------------------------------------------------------- compiling and loading

@@ -637,7 +637,10 @@ def is_multiplication(x: UOp) -> bool:
     total, a, b = x.src
     if not (total.dtype is x.dtype and total.shape == x.shape and a.dtype is b.dtype is words):
         return False
-    return a.shape == b.shape == x.shape == (unit.m * unit.n,)
+    if unit.m == 1:
+        return a.shape == b.shape == x.shape == (unit.n,)
+    shapes = ((unit.m * unit.n,), (unit.m * unit.words,), (unit.words * unit.n,))
+    return (x.shape, a.shape, b.shape) == shapes
 
 
 spec_program = (

@@ -17,13 +17,14 @@ class UnitText:
 
     `multiply` is told {sum}, {a} and {b}, words as the type `operands`, where that is another.
     `declarations` are lines that the module ends with.
-    A unit with accumulators of its own also says how one becomes `zero`, and how it and operands
-    are loaded from {at} and stored there.
+    Of a unit with registers of its own also their type, and how they become `zero`, and are loaded
+    from {at} and stored there, as {value}.
     """
 
     multiply: str
     operands: str = ""
     declarations: tuple[str, ...] = ()
+    register: str = ""
     zero: str = ""
     load: str = ""
     store: str = ""
@@ -37,9 +38,9 @@ class MatrixUnit:
     lowest bits. Those of A lie in rows, `[m][k / per_word]` words, those of B by columns,
     `[k / per_word][n]`: which is how they are packed. A word of A meets all of its row of B.
 
-    With `accumulators` there are so many registers for m * n sums each, which only the unit
-    computes with: they are read by way of memory. Without, sums are lanes of ordinary vectors,
-    and m is 1.
+    With `registers` there are so many of its own, for m * n sums, or for the words of an operand:
+    m * words of A, words * n of B, next to each other in memory. They are filled from memory and
+    stored there. Without, sums and words are lanes of ordinary vectors, and m is 1.
 
     `flushes`: of floats, operands and sums below the normal numbers count as zero. Each product is
     exact and added to the sum by one rounding to nearest even, a pair after the other, its second
@@ -57,7 +58,7 @@ class MatrixUnit:
     b: DType
     sum: DType
     text: UnitText
-    accumulators: int = 0
+    registers: int = 0
     flushes: bool = False
     cycles: float = 1.0
 

@@ -31,10 +31,10 @@ class SumRules:
         self.strict = strict
         self.has_double = has_double and not strict
 
-    def separate(self, sizes: Sequence[int], accumulators: int) -> list[int]:
-        """Which tiles of a reduction, of these sizes, get accumulators of their own."""
+    def separate(self, group: Sequence[UOp], sizes: Sequence[int], accumulators: int) -> list[int]:
+        """Which tiles of reductions, of these sizes, get accumulators of their own."""
         found: list[int] = []
-        if not self.strict:
+        if not self.strict and not any(map(_stays_in_unit, group)):
             for k in reversed(range(len(sizes))):
                 if accumulators * sizes[k] <= ENOUGH_ACCUMULATORS:
                     found.insert(0, k)
@@ -55,6 +55,8 @@ class SumRules:
         """
         if not loops:
             return []
+        if any(map(_stays_in_unit, group)):
+            return [loops[0]]
         if self.strict or not any(q.arg.op is Ops.ADD and q.dtype.kind == "f" for q in group):
             return [loops[0]]
         if any(self.is_statistic(q) for q in group):
@@ -97,3 +99,9 @@ class SumRules:
             and not (value.op is Ops.MUL and value.src[0] is not value.src[1])
             and value.op is not Ops.WMMA
         )
+
+
+def _stays_in_unit(q: UOp) -> bool:
+    """Whether a matrix unit has the sums in registers of its own, where none else can add."""
+    value = q.src[0]
+    return value.op is Ops.WMMA and value.arg.registers > 0

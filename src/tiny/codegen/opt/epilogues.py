@@ -15,12 +15,14 @@ from tiny._core.symbolic import simplify
 from tiny.codegen.lower.indices import linear_form
 from tiny.codegen.lower.tiled import Loop, TiledAxis
 from tiny.codegen.opt.axes import Split, copies_of
+from tiny.codegen.opt.opts import KernelOptError
+from tiny.codegen.opt.units import UnitUse
 from tiny.codegen.opt.weights import weight_of
 from tiny.dtype import DType, dtypes
 from tiny.uop.ops import GroupOp, Ops, UOp
 from tiny.uop.target import Target
 
-__all__ = ["rolled_epilogue"]
+__all__ = ["rolled_epilogue", "unit_epilogue"]
 
 LONG = 240  # instructions of an epilogue for all vectors of a tile, from which on it is rolled
 SHORT = 6  # instructions for an element, that cost little where squares are transposed
@@ -46,6 +48,7 @@ class Tiling(Protocol):
     outer: dict[int, UOp]
     inner: dict[int, UOp]
     new: dict[UOp, UOp]
+    unit: UnitUse | None
 
     def memory(self, shape: Sequence[int], dtype: DType, shared: bool) -> UOp:
         """A new piece of scratch memory."""
@@ -112,6 +115,51 @@ def rolled_epilogue(t: Tiling) -> UOp | None:
     readers = [at[s.number] for s in sides]
     for q, box in zip(sums, boxes, strict=True):
         late[q] = UOp(Ops.INDEX, box.dtype, (box, *readers))
+    return _made_late(t, nodes, late)
+
+
+def unit_epilogue(t: Tiling) -> UOp:
+    """The SINK of a kernel whose sums a unit has in registers of its own: they go to scratch.
+
+    There is a register for each of its tiles. KernelOptError if not all stores go over the sums.
+    """
+    found = _epilogue(t)
+    assert t.unit is not None
+    use, unit = t.unit, t.unit.unit
+    mask = t.masks[t.ast.src[0]]
+    if found is None or len(found[1]) > 1 or not (mask >> use.m & 1 and mask >> use.n & 1):
+        raise KernelOptError("there is more in the kernel than what becomes of the unit's sums")
+    nodes, (total,) = found
+    late: dict[UOp, UOp] = {}
+    tiles: list[UOp] = []
+    inner: list[UOp] = []
+    at: list[UOp] = []
+    own: list[UOp] = []
+    sizes: list[int] = []
+    for number, count in ((use.m, unit.m), (use.n, unit.n)):
+        axis = t.split.axes[number]
+        copies = axis.step // count
+        tile, _, loop = t.fill_axis(copies, 1, 1, is_row=False)
+        lanes = count if number == use.n else 1
+        place, _, inner_loop = t.fill_axis(count, 1, lanes, is_row=False)
+        t.more_loops += [x for x in (loop, inner_loop) if x is not None]
+        late[axis.range] = t.outer[number] + tile * count + place
+        tiles.append(tile)
+        inner.append(place)
+        sizes.append(copies)
+        leaf = t.axes[number].tile
+        at.append(UOp.const(0, dtypes.index) if leaf is None else leaf)
+        own += [] if leaf is None else [leaf]
+    q = t.new[total]
+    register = q.src[0].src[2]
+    memory = t.memory([*sizes, unit.m * unit.n], q.dtype, shared=False)
+    box = t.filled(memory, [*at, register], q, [*own, register])
+    late[total] = UOp(Ops.INDEX, q.dtype, (box, *tiles, inner[0] * unit.n + inner[1]))
+    return _made_late(t, nodes, late)
+
+
+def _made_late(t: Tiling, nodes: Mapping[UOp, None], late: dict[UOp, UOp]) -> UOp:
+    """The stores, with what else they are made of."""
     for node in t.ast.postorder():
         if node in nodes and node not in late:
             if node in t.values:

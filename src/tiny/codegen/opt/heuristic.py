@@ -47,7 +47,7 @@ def choose_opts(kernel: SplitKernel) -> tuple[Opt, ...]:
 def opts_beside_unit(kernel: SplitKernel) -> tuple[Opt, ...]:
     """Opts for a kernel whose sum a matrix unit computes, which is the only Opt that it has."""
     choice = _Choice(kernel)
-    if not (choice.is_contraction and choice.contraction(choice.nests[0])):
+    if not (choice.is_contraction and choice.multiplication(choice.nests[0])):
         return ()
     return choice.kernel.applied_opts[len(kernel.applied_opts) :]
 
@@ -103,9 +103,37 @@ class _Choice:
         if not other.is_contraction:
             return ()
         mine, theirs = (c.known.tiles(c.nests[0], c.kernel)[0].cost for c in (self, other))
-        if (TC == 1 and theirs >= mine) or not other.contraction(other.nests[0]):
+        if (TC == 1 and theirs >= mine) or not other.multiplication(other.nests[0]):
             return ()
         return other.kernel.applied_opts
+
+    def multiplication(self, nest: Nest) -> bool:
+        """Choose all else for a sum that a matrix unit computes. False if it is small."""
+        use = self.kernel.unit
+        if use is None or not use.registers:
+            return self.contraction(nest)
+        kernel, unit = self.kernel, use.unit
+        seconds = self.known.costs[nest].seconds(Tile(use.n, unit.n))
+        length = kernel.plain.axes[use.m].range.src[0].vmax
+        if seconds < self.costs.worth_arranging or 2 * length <= unit.m:
+            return False
+        # as many sums as there are registers for, beside a row of operands and one more
+        rows, columns = max(
+            [
+                (r, c)
+                for r in range(1, unit.registers)
+                for c in range(1, unit.registers)
+                if r * c + r + c <= unit.registers
+            ],
+            key=lambda x: (x[0] * x[1] / (x[0] + x[1]), x[0]),
+        )
+        for axis, n in ((use.m, rows), (use.n, columns)):
+            while n > 1 and not _try(kernel, Opt(OptOps.UPCAST, axis, n)):
+                n -= 1
+        outputs = [k for k in kernel.nest_order if not nest.own >> k & 1]
+        self.order_loops(sorted(outputs, key=lambda k: (k == use.m, k == use.n)))
+        self.share(seconds)
+        return True
 
     def opts(self) -> tuple[Opt, ...]:
         """All of them, in the order in which they are applied."""

@@ -237,7 +237,7 @@ def _add_sum(node: UOp, nest: Nest, masks: dict[UOp, int]) -> None:
         nest.add(masks[value], -1.0)
         value = value.src[1]
     if value.op is Ops.WMMA:
-        nest.add(mask, value.arg.cycles)
+        nest.add(mask, value.arg.cycles / value.arg.m)
     elif not (is_sum and value.op is Ops.MUL):
         nest.add(mask, 1.0)
     elif masks[value] != mask:
@@ -280,5 +280,5 @@ def access_of(index: UOp, kernel: SplitKernel, number: int, work: float = 0.0) -
         number in kernel.kept,
         kernel.unit is not None
         and memory in kernel.unit.words
-        and not kernel.unit.words[memory].is_memory,
+        and bool(kernel.unit.registers or not kernel.unit.words[memory].is_memory),
     )

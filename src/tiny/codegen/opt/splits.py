@@ -271,13 +271,18 @@ class SplitKernel:
         have = self.vector_lanes(n)
         rule = f"vectors along the axis hold {have} elements, the unit's {lanes}"
         check(have == lanes or (use == 2 and have > 1 << 20), opt, rule)
-        self.axes[n] = replace(self.axes[n], lanes=lanes)
+        for number, size in ((n, lanes), (way.m, way.unit.m if way.registers else 1)):
+            if size > 1:
+                self.axes[number] = replace(self.axes[number], lanes=size)
+        if way.registers:
+            check(not self.is_in_place, opt, "the kernel changes a buffer that it reads")
         # what is no memory of words is made such when it is packed
         slots = {p: words.load.src[0].arg.slot for p, words in way.words.items()}
         numbers = [k for k, load in enumerate(self.loads) if load.src[0] in slots]
         self.kept |= {k for k in numbers if slots[self.loads[k].src[0]] in self._kept_slots}
         for number, load in enumerate(self.loads):
-            if load.src[0] in way.words and not way.words[load.src[0]].is_memory:
+            words = way.words.get(load.src[0])
+            if words is not None and (way.registers or not words.is_memory):
                 self.staged[number] = None
         self.made_words = frozenset(self.staged)
 
@@ -401,6 +406,10 @@ class SplitKernel:
                 rule = f"{copies} copies of the body, {MAX_COPIES} are allowed"
                 check(copies <= MAX_COPIES, opt, rule)
         self.axes[number] = split
+        if lanes > 1 and self.unit is not None and self.unit.registers:
+            sums = [self.axes[k].step // self.unit_lanes(k) for k in (self.unit.m, self.unit.n)]
+            rule = f"more sums than the {self.unit.registers} registers of the unit hold"
+            check(math.prod(sums) + 2 <= self.unit.registers, opt, rule)
         kept = sum(
             nbytes * math.prod([a.step for k, a in enumerate(self.axes) if mask >> k & 1])
             for nbytes, mask in self._rows_kept
@@ -411,13 +420,20 @@ class SplitKernel:
     def _check_lanes(self, opt: Opt, number: int) -> None:
         """No node may depend on two axes of lanes: no nest has two."""
         bit = 1 << number
-        others = sum(1 << k for k, a in enumerate(self.axes) if a.lanes > 1 and k != number)
+        free = {number}  # what a unit holds in registers of its own are no lanes
+        if self.unit is not None and self.unit.registers:
+            free |= {self.unit.m, self.unit.n} if number in (self.unit.m, self.unit.n) else set()
+        others = sum(1 << k for k, a in enumerate(self.axes) if a.lanes > 1 and k not in free)
         clash = any(nest & bit and nest & others for nest in self.nest_masks)
         self._check(not clash, opt, "a value would have lanes along two axes")
 
     def unit_lanes(self, number: int) -> int:
-        """How many lanes an axis has by a unit alone; 1 if it is not the one of its lanes."""
-        return self.unit.unit.n if self.unit is not None and number == self.unit.n else 1
+        """How many neighbours along an axis a unit takes at once."""
+        if self.unit is None:
+            return 1
+        if number == self.unit.m and self.unit.registers:
+            return self.unit.unit.m
+        return self.unit.unit.n if number == self.unit.n else 1
 
     def vector_lanes(self, number: int) -> int:
         """How many elements a vector along an axis holds: of the widest dtype that is computed."""

@@ -17,7 +17,7 @@ from tiny.codegen.lower.indices import inside, linear_form
 from tiny.codegen.lower.sums import SumRules
 from tiny.codegen.lower.tiled import Loop, TiledAxis, TiledKernel
 from tiny.codegen.opt.axes import Axis, Split, copies_of
-from tiny.codegen.opt.epilogues import rolled_epilogue
+from tiny.codegen.opt.epilogues import rolled_epilogue, unit_epilogue
 from tiny.codegen.opt.opts import KernelOptError
 from tiny.codegen.opt.prologues import Prologue, conditions_of, function_of
 from tiny.codegen.opt.units import UnitUse
@@ -211,7 +211,9 @@ class Tiling:
                 new[node] = self.packed(*packed[node])
                 continue
             src = tuple([new[s] for s in node.src])
-            if node.op is Ops.REDUCE:
+            if node.op is Ops.WMMA and node.arg.registers:
+                new[node] = node.replace(src=(*src, self.register_lanes(node.arg.m * node.arg.n)))
+            elif node.op is Ops.REDUCE:
                 new[node] = self.reduce(node, src[0])
             elif node.op is Ops.STAGE:
                 new[node] = self.stage(node, src[0])
@@ -226,7 +228,8 @@ class Tiling:
                 new[node] = self.unit.words[node.src[0]].read(src[1:rank], gate)
             else:
                 new[node] = node if src == node.src else node.replace(src=src)
-        sink = rolled_epilogue(self)
+        has_registers = self.unit is not None and self.unit.registers
+        sink = unit_epilogue(self) if has_registers else rolled_epilogue(self)
         # in what threads share, theirs is the outermost loop
         loops = sorted(self.loops.values(), key=lambda loop: not loop.is_thread)
         axes = tuple([self.axes[k] for k in range(len(self.axes))])
@@ -305,6 +308,11 @@ class Tiling:
         shared = [e for e in entries if self.loops[e].axis in reduced and self.loops[e].is_thread]
         if not (carried or shared):
             return node.replace(src=(value, *over))
+        if value.op is Ops.WMMA and value.arg.registers:
+            raise KernelOptError(
+                "the sums stay in registers of the unit, so loops of a reduction "
+                "are inside of those over outputs"
+            )
         dtype = dtypes.float32 if node.dtype.kind in "f8" and node.dtype.itemsize < 4 else None
         if dtype is not None:  # rounded once, in the end
             value = value.cast(dtype)
@@ -402,23 +410,35 @@ class Tiling:
         places = {e: k for k, e in enumerate(self.split.order)}
         limit = -1 if axis is None else places[axis]
         outside = {e for e in order if places[e] <= limit}
+        use = self.unit
+        words = None if use is None else use.words.get(memory)
+        in_registers = use is not None and words is not None and use.registers > 0
         base: list[UOp] = []
         dims: list[_Dim] = []
         for d, index in enumerate(at[:rank]):
-            start, found = self.box(simplify(self.new[index]), d, outside)
+            place = self.new[index]
+            if words is not None and use is not None and d == words.dim:
+                place = place * use.step
+            start, found = self.box(simplify(place), d, outside)
             base.append(start)
             dims += found
         dims.sort(key=lambda x: x.rank)
+        if words is not None and use is not None:
+            memory = words.memory
+            dims = self.register_dims(dims, words.dim, use) if in_registers else dims
         if not dims:
             one = UOp.const(0, dtypes.index)
             dims = [_Dim(1, one, 0, 0, None, (0, 0))]
-        words = None if self.unit is None else self.unit.words.get(memory)
         if not made.others and words is None:  # those go by the indices of all dimensions
             dims, base, memory = _merged(dims, base, memory)
         # what no loop outside changes is filled once, in a phase of its own
         shared = not any(n.op is Ops.RANGE for start in base for n in start.postorder())
         is_kept = node in self.kept
         extents = [x.extent for x in dims]
+        readers = [x.reader for x in dims]
+        if in_registers:  # the two dimensions of a register are one
+            size = extents[-2] * extents[-1]
+            extents, readers = [*extents[:-2], size], [*readers[:-2], self.register_lanes(size)]
         box = (
             self.given(extents, value.dtype)
             if is_kept
@@ -444,6 +464,8 @@ class Tiling:
             if words is None
             else value.substitute({node: words.read(source, gate)}, walk=True)
         )
+        if in_registers:
+            indices = [*indices[:-2], indices[-2] * dims[-1].extent + indices[-1]]
         if is_kept:
             inputs = [n for n in filling_value.postorder() if n.op in (Ops.PARAM, Ops.DEFINE_VAR)]
             if not shared or len(inputs) > 1:
@@ -451,7 +473,22 @@ class Tiling:
             self.fill_before(box, indices, filling_value, before)
         stage = box if is_kept else self.filled(box, indices, filling_value, own)
         rest = self.other_conditions(node)
-        return UOp(Ops.INDEX, value.dtype, (stage, *[x.reader for x in dims], *rest))
+        return UOp(Ops.INDEX, value.dtype, (stage, *readers, *rest))
+
+    def register_lanes(self, count: int) -> UOp:
+        """A new leaf for all that a register of a unit holds."""
+        leaf = self.leaf(count, AxisType.VEC)
+        self.axes[len(self.axes)] = TiledAxis(count, shifts=False, lane=leaf)
+        return leaf
+
+    def register_dims(self, dims: list[_Dim], dim: int, use: UnitUse) -> list[_Dim]:
+        """Those of an operand, the last two of them what a register holds: words along `dim`."""
+        *outer, side = dims
+        if side.rank[0] != 2:
+            raise KernelOptError("an index of the operand is no sum of multiples of axes")
+        along = _Dim(use.step, UOp.const(0, dtypes.index), dim, 1, None, (3, 0))
+        is_rows = self.parts[side.reader].axis == use.m
+        return [*outer, side, along] if is_rows else [*outer, along, side]
 
     def given(self, shape: Sequence[int], dtype: DType) -> UOp:
         """A new PARAM of the kernel."""

@@ -42,6 +42,18 @@ class Words:
     size: int
 
     @property
+    def count(self) -> int:
+        """How many words there are."""
+        return -(-self.size // self.per_word)
+
+    @property
+    def memory(self) -> UOp:
+        """Memory as it would be of words."""
+        real = self.load.src[0].arg
+        shape = (*real.shape[: self.dim], self.count, *real.shape[self.dim + 1 :])
+        return UOp(Ops.PARAM, dtypes.uint32, (), ParamArg(VIRTUAL, shape))
+
+    @property
     def per_word(self) -> int:
         """How many elements are in a word."""
         return WORD_BYTES // self.value.dtype.itemsize
@@ -109,6 +121,16 @@ class UnitUse:
     ast: UOp
     words: dict[UOp, Words]
     emulated: bool
+
+    @property
+    def registers(self) -> int:
+        """How many registers of its own it uses."""
+        return 0 if self.emulated else self.unit.registers
+
+    @property
+    def step(self) -> int:
+        """How many words along the reduction it takes at once."""
+        return 1 if self.emulated else self.unit.words
 
 
 @dataclass(frozen=True)
@@ -262,14 +284,18 @@ class _Finder:
             raise KernelOptError("the reduced axis has a size known only at run time")
         size, width = over.src[0].arg, int(columns.src[0].vmax)
         if self.level < 2:
-            for name, length, unit_size in (("reduced", size, unit.k), ("lanes'", width, unit.n)):
+            sides = [("reduced", size, unit.k), ("lanes'", width, unit.n)]
+            if unit.m > 1:
+                sides.append(("rows'", self.size(m) if m >= 0 else 1, unit.m))
+            for name, length, unit_size in sides:
                 if length % unit_size:
                     raise KernelOptError(
                         f"the {name} axis of {length} is no multiple of {unit_size}; TC_OPT=2 pads"
                     )
-        steps = -(-size // unit.per_word)
-        if steps < 2:
+        if size <= unit.per_word:
             raise KernelOptError(f"the reduced axis of {size} is no longer than a word")
+        # one that counts to 1 would be none
+        steps = max(2, -(-size // (unit.per_word if self.emulated else unit.k)))
         words = UOp(
             Ops.RANGE,
             dtypes.index,
@@ -299,15 +325,41 @@ class _Finder:
             half = left.const_like(0x80808080)
             shifted = UOp(Ops.WMMA, unit.sum, (left ^ half, right), unit)
             result = total(shifted) - total(UOp(Ops.WMMA, unit.sum, (half, right), unit))
-        return UnitUse(
-            unit,
-            m,
-            n,
-            k,
-            self.ast.substitute({self.sum: result}, walk=True),
-            sources,
-            self.emulated,
-        )
+        ast = self.ast.substitute({self.sum: result}, walk=True)
+        if unit.registers and not self.emulated:
+            ast = self.padded(ast, sources, ((m, unit.m), (n, unit.n)))
+        return UnitUse(unit, m, n, k, ast, sources, self.emulated)
+
+    def padded(self, ast: UOp, words: Mapping[UOp, Words], sides: Sequence[tuple[int, int]]) -> UOp:
+        """The kernel with axes that are as long as a unit takes: what is beyond is not stored."""
+        new: dict[UOp, UOp] = {}
+        inside: dict[UOp, UOp] = {}
+        for number, least in sides:
+            if number < 0:
+                raise KernelOptError("no axis of outputs is for the rows")
+            r = next(r for r, k in self.number_of.items() if k == number)
+            if r.src[0].op is not Ops.CONST:
+                raise KernelOptError("an axis of outputs has a size known only at run time")
+            if r.src[0].arg < least:
+                new[r] = r.replace(src=(UOp.const(least, dtypes.index),))
+                inside[r] = new[r] < r.src[0].arg
+        if not new:
+            return ast
+        depends: dict[UOp, frozenset[UOp]] = {}
+        for node in ast.postorder():
+            depends[node] = frozenset({node} & inside.keys()).union(*[depends[s] for s in node.src])
+            if node in new:
+                continue
+            src = tuple([new[s] for s in node.src])
+            if node.op is Ops.INDEX and node.src[0] not in words and depends[node]:
+                rank = 1 + len(node.src[0].arg.shape)
+                terms = [*src[rank:], *[inside[r] for r in inside if r in depends[node]]]
+                gate = terms[0]
+                for term in terms[1:]:
+                    gate = gate & term
+                src = (*src[:rank], gate)
+            new[node] = node if src == node.src else node.replace(src=src)
+        return new[ast]
 
     def words(
         self, x: _Operand, over: UOp, words: UOp, size: int, sources: dict[UOp, Words]
