@@ -61,6 +61,17 @@ def test_some_bits_are_a_part_of_it_and_multiples_stay_multiples():
     assert Ops.WHERE not in {n.op for n in joined(scaled, i).postorder()}
 
 
+@pytest.mark.parametrize("size", [5, 100, 300, 513])
+def test_bits_of_two_indices_in_turn_are_their_sum(size):
+    i, j = out(size, 0), out(size, 1)
+    total = UOp.const(0, dtypes.int32)
+    for k in range((size - 1).bit_length()):
+        total = total + bit(j, k, 1 << k) + bit(i, k, 1 << k) * UOp.const(-1, dtypes.int32)
+    store = param(0, size, size, dtype=total.dtype).index(j, i).store(simplify(total))
+    found = join_bits(sink(store)).src[0].src[1]
+    assert found is simplify(j + i * -1).cast(dtypes.int32)
+
+
 @pytest.mark.parametrize(
     "make",
     [
