@@ -92,6 +92,16 @@ def test_what_is_no_number_spreads_to_those_who_see_it(x, place):
     np.testing.assert_allclose(found, right, atol=3e-6)
 
 
+@pytest.mark.parametrize("x", [math.nan, math.inf])
+def test_what_a_query_does_not_see_makes_no_difference(x):
+    q, k, v = (drawn(2, 21, 16, seed=s) for s in range(3))
+    right = expected(q, k, v, is_causal=True)
+    k[:, 15:], v[:, 15:] = x, x
+    tensors = [Tensor(a) for a in (q, k, v)]
+    found = tensors[0].scaled_dot_product_attention(*tensors[1:], is_causal=True)
+    np.testing.assert_allclose(found.numpy()[:, :15], right[:, :15], atol=3e-6)
+
+
 @pytest.mark.parametrize("dtype, tolerance", [("float64", 1e-14), ("float16", 1e-3)])
 def test_attention_of_other_floats(dtype, tolerance):
     q, k, v = (drawn(2, 30, 24, seed=s, dtype=dtype) for s in range(3))

@@ -125,6 +125,7 @@ cdef class LoopPlan:
     cdef bint is_innermost
     cdef object kind
     cdef object bit
+    cdef tuple needs       # see `Need` there
 
 
 @cython.final
@@ -144,16 +145,23 @@ cdef class Body:
 
     `at` is what the number of the iteration is where it is not that of the loop, `size` how many
     elements of the axis an iteration has to cover. If `runs_tiles`, the loop goes over the tile
-    of the axis as well, one after the other.
+    of the axis as well, one after the other. The first iteration has the number `first`, and in
+    all of them the conditions `sure` hold.
     """
 
     cdef Node count
     cdef object size
     cdef Node at
     cdef bint runs_tiles
+    cdef Node first
+    cdef set sure
 
-    def __cinit__(self, Node count, object size, Node at=None, bint runs_tiles=False):
+    def __cinit__(
+        self, Node count, object size, Node at=None, bint runs_tiles=False, Node first=None,
+        set sure=None,
+    ):
         self.count, self.size, self.at, self.runs_tiles = count, size, at, runs_tiles
+        self.first, self.sure = first, sure
 
 
 @cython.final
@@ -171,6 +179,7 @@ cdef class Scope:
     cdef dict memo
     cdef Py_ssize_t axis
     cdef object size
+    cdef set sure
 
     def __cinit__(self, object bits=0, Node range=None):
         self.bits, self.range = bits, range
@@ -208,6 +217,7 @@ cdef class Aside:
     cdef list sizes
     cdef list counts
     cdef dict running
+    cdef set sure
 
 
 # ---------------------------------------------------------------- shuffles
@@ -265,13 +275,15 @@ cdef class Expansion:
     cdef list scopes
     cdef dict home                 # operation -> depth of the loop it belongs to
     cdef dict running              # tiles that are gone through one by one, in loops
+    cdef tuple conditions          # of loops
+    cdef set sure                  # those that hold in the loops that are open now
     cdef dict fills                # STAGE -> how often it has been filled
     cdef set filled_before         # in earlier phases
     cdef Py_ssize_t fresh          # for reads that are like no other
     cdef Py_ssize_t next_axis
     cdef Py_ssize_t next_register
 
-    def __cinit__(self, object kernel, Node sink, object rules):
+    def __cinit__(self, object kernel, Node sink, object rules, tuple conditions):
         cdef list order = postorder(sink)
         cdef Node n
         cdef LoopPlan loop
@@ -291,6 +303,7 @@ cdef class Expansion:
             loop.position = -1 if given.position is None else given.position.arg[0]
             loop.axis, loop.step, loop.is_thread = given.axis, given.step, given.is_thread
             loop.kind, loop.bit = given.leaf.arg[1], (<object>1) << loop.number
+            loop.needs = given.needs
             self.loops.append(loop)
             self.loop_mask |= loop.bit
             self.bits[loop.number] = loop.bit
@@ -333,6 +346,7 @@ cdef class Expansion:
             if n.c_op == OP_STAGE and not n.arg[0]:
                 self.private_stages |= (<object>1) << k
         self.fills, self.filled_before, self.running = {}, set(), {}
+        self.conditions, self.sure = conditions, set()
         self.masks, self.mask_ids, self.depths = [], {}, []
         self.scopes, self.home = [Scope()], {}
         self.infos = {}
@@ -507,7 +521,7 @@ cdef class Expansion:
         aside.homes = {}
         aside.sizes = [(<AxisPlan>a).size for a in self.axes]
         aside.counts = [self.counts[k] for k in range(self.tiles)]
-        aside.running = dict(self.running)
+        aside.running, aside.sure = dict(self.running), set(self.sure)
         aside.scopes = self.scopes[depth + 1:]
         del self.scopes[depth + 1:]
         self.scopes_changed()
@@ -534,7 +548,7 @@ cdef class Expansion:
             (<AxisPlan>self.axes[k]).size = aside.sizes[k]
         for k in range(self.tiles):
             self.counts[k] = aside.counts[k]
-        self.running = aside.running
+        self.running, self.sure = aside.running, aside.sure
         return 0
 
     # ------------------------------------------------------------ small operations
@@ -701,6 +715,101 @@ cdef class Expansion:
         return self.index_const(size) if PyLong_Check(size) else self.emit_all(size)
 
     cdef list bodies(self, LoopPlan loop):
+        """The bodies of a loop; of those that say so, without iterations that are not needed."""
+        cdef list found = self.all_bodies(loop)
+        cdef AxisPlan axis = self.axes[loop.axis]
+        cdef Node start = None, end = None, sure = None, count, first, after
+        cdef Body main = found[0]
+        cdef object need
+        cdef bint is_late
+        cdef int64_t full, step = loop.step
+        if not loop.needs or not PyLong_Check(axis.size) or main.at is not None:
+            return found
+        for need in loop.needs:
+            count = self.boundary(need, True)
+            if need.factor > 0:
+                end = count if end is None else self.least(end, count)
+            else:
+                start = count if start is None else self.most(start, count)
+        full = main.count.arg
+        need = loop.needs[0]
+        if len(loop.needs) == 1 and need.conditions and loop.is_innermost and axis.lanes == 1:
+            known = {self.conditions[k] for k in need.conditions if self.conditions[k] in self.infos}
+            if len(known) == len(need.conditions):
+                sure = self.least(self.boundary(need, False), self.index_const(full))
+        if sure is None:
+            if end is not None:
+                main.count = self.least(main.count, end)
+            if start is not None:
+                main.first = self.least(start, main.count)
+                main.count = self.minus(main.count, main.first)
+            return found
+        is_late = need.factor < 0
+        if is_late:  # the condition holds from here on
+            first, after = self.least(start, sure), sure
+            main.first, main.count, main.sure = sure, self.minus(main.count, sure), known
+        else:
+            first, after = sure, self.most(sure, self.least(end, self.index_const(full)))
+            main.count, main.sure = sure, known
+        count = self.minus(after, first)
+        if axis.tile < 0:
+            part = Body(count, 1, None, False, first)
+        else:  # one step after the other
+            part = Body(self.times(count, step), 1, first, True)
+        found.insert(0 if is_late else 1, part)
+        return found
+
+    cdef Node boundary(self, object need, bint is_low):
+        """How many iterations there are before a need can not hold any more, or may not.
+
+        Of one that holds late: before it can hold, or has to.
+        """
+        cdef int64_t factor = abs(<int64_t>need.factor)
+        cdef int64_t sign = -1 if need.factor > 0 else 1
+        cdef int64_t constant = sign * <int64_t>(need.low if is_low else need.high)
+        cdef Node total = None, place, part
+        cdef object leaf
+        for leaf, times, low, high in need.others:
+            place = None
+            for scope in self.scopes:
+                place = (<Scope>scope).places.get(leaf.arg[0], place)
+            if place is None:
+                constant += sign * <int64_t>(low if is_low else high)
+                continue
+            if place.c_op == OP_CONST:
+                constant += sign * <int64_t>times * <int64_t>place.arg
+                continue
+            part = self.times(place, sign * <int64_t>times)
+            total = part if total is None else self.emit(make2(OP_ADD, types.INDEX, total, part))
+        constant += factor - 1 if sign < 0 else factor
+        if total is None:
+            return self.index_const(max(constant, 0) // factor)
+        total = self.emit(make2(OP_ADD, types.INDEX, total, self.index_const(constant)))
+        total = self.most(total, self.index_const(0))
+        if factor == 1:
+            return total
+        return self.emit(make2(OP_CDIV, types.INDEX, total, self.index_const(factor)))
+
+    cdef Node least(self, Node a, Node b):
+        if a.c_op == OP_CONST and b.c_op == OP_CONST:
+            return a if a.arg < b.arg else b
+        return self.emit(make3(
+            OP_WHERE, types.INDEX, self.emit(make2(OP_CMPLT, types.BOOL, a, b)), a, b
+        ))
+
+    cdef Node most(self, Node a, Node b):
+        if a.c_op == OP_CONST and b.c_op == OP_CONST:
+            return b if a.arg < b.arg else a
+        return self.emit(make3(
+            OP_WHERE, types.INDEX, self.emit(make2(OP_CMPLT, types.BOOL, a, b)), b, a
+        ))
+
+    cdef Node minus(self, Node a, Node b):
+        if a.c_op == OP_CONST and b.c_op == OP_CONST:
+            return self.index_const(<int64_t>a.arg - <int64_t>b.arg)
+        return self.emit(make2(OP_ADD, types.INDEX, a, self.times(b, -1)))
+
+    cdef list all_bodies(self, LoopPlan loop):
         """The main body of a loop, and one for what is left over, if anything is or may be."""
         cdef AxisPlan axis = self.axes[loop.axis]
         cdef int64_t step = loop.step, n
@@ -749,6 +858,11 @@ cdef class Expansion:
             )
         self.open(scope)
         iteration = scope.range if body.at is None else body.at
+        if body.first is not None:
+            iteration = self.emit(make2(OP_ADD, types.INDEX, iteration, body.first))
+        if body.sure is not None:
+            scope.sure = body.sure.difference(self.sure)
+            self.sure |= scope.sure
         scope.places[loop.number] = iteration
         if loop.position >= 0:
             start = self.times(iteration, loop.step)
@@ -778,6 +892,8 @@ cdef class Expansion:
     cdef int restore(self, Scope scope) except -1:
         """What is known of an axis outside of a body of its loop."""
         cdef AxisPlan axis
+        if scope.sure is not None:
+            self.sure -= scope.sure
         if scope.axis >= 0:
             axis = self.axes[scope.axis]
             axis.size = scope.size
@@ -1038,6 +1154,9 @@ cdef class Expansion:
             node = stack[len(stack) - 1]
             if self.known(node) is not None:
                 stack.pop()
+                continue
+            if self.sure and node in self.sure:
+                self.remember(node, self.emit(make_const(types.BOOL, True)))
                 continue
             before = len(stack)
             needs = (<Info>self.infos[node]).needs
@@ -1966,11 +2085,11 @@ def linear_form(Node index not None):
     return form.constant, tuple(zip(form.terms, form.factors))
 
 
-def expand(kernel, Node sink not None, rules):
+def expand(kernel, Node sink not None, rules, tuple conditions=()):
     """[(operations in execution order (level 4), steps that threads share)], phase by phase.
 
     `kernel` is a TiledKernel, `sink` its graph with flat offsets and nothing that the target
-    lacks. `rules` say how sums are cut: `separate`, `levels` and `dtype` of `SumRules`.
+    lacks, `conditions` are those of its loops as they are there. `rules` say how sums are cut: `separate`, `levels` and `dtype` of `SumRules`.
     ValueError for what is no kernel.
     """
-    return Expansion(kernel, sink, rules).run()
+    return Expansion(kernel, sink, rules, conditions).run()

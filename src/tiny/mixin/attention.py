@@ -31,9 +31,10 @@ class AttentionMixin(LinalgMixin):
         broadcast, give (..., L, V) in the promoted dtype; integers become floats, and narrow floats
         are computed in float32. A bool `attn_mask`, which broadcasts to (..., L, S), says which
         keys a query sees; one of floats is added before the softmax. With `is_causal` query i sees
-        the keys 0 to i. A query that sees no key gives zeros. With `enable_gqa` dimension -3 counts
-        heads, and each head of keys and values serves as many neighbouring heads of queries.
-        A share `dropout_p` of the weights is dropped, in training only.
+        the keys 0 to i, and what it does not see makes no difference, NaN included. A query that
+        sees no key gives zeros. With `enable_gqa` dimension -3 counts heads, and each head of keys
+        and values serves as many neighbouring heads of queries. A share `dropout_p` of the weights
+        is dropped, in training only.
 
         ValueError if shapes do not fit, or with both a mask and `is_causal`; TypeError for a mask
         of integers.
@@ -65,9 +66,10 @@ class AttentionMixin(LinalgMixin):
             heads = query.shape[-3] if query.ndim > 2 else 1
             key, value = (x._shared_heads(heads, shapes) for x in (key, value))
         scores = query.dot(key.transpose(-2, -1), wide) * (1 / math.sqrt(max(query.shape[-1], 1)))
+        seen = None
         if is_causal:  # always the first key, at least
             rows, columns = scores._places(scores.shape[-2]), scores._places(scores.shape[-1])
-            scores = (rows.unsqueeze(-1) >= columns).where(scores, -math.inf)
+            seen = rows.unsqueeze(-1) >= columns
         if attn_mask is not None:
             if not (attn_mask.dtype is dtypes.bool or dtypes.is_float(attn_mask.dtype)):
                 raise TypeError(
@@ -79,15 +81,25 @@ class AttentionMixin(LinalgMixin):
                 scores = attn_mask.where(scores, -math.inf)
             else:
                 scores = scores + attn_mask.cast(wide)
-        top = scores.max(-1, keepdim=True).detach()
+        visible = scores if seen is None else seen.where(scores, -math.inf)
+        top = visible.max(-1, keepdim=True).detach()
         if attn_mask is not None:  # of a row of -inf: zeros
             top = top.eq(-math.inf).where(0, top)
-        weights = (scores - top).exp()
-        total = weights.sum(-1, keepdim=True)
+        fits = scores - top
+        weights = (fits if seen is None else seen.where(fits, -math.inf)).exp()
+        total = (weights if seen is None else seen.where(weights, 0)).sum(-1, keepdim=True)
         if attn_mask is not None:
             total = total.eq(0).where(1, total)
+        weights = weights.dropout(dropout_p)
+        value = value.cast(wide)
+        if seen is None:
+            found = weights.dot(value)
+        else:
+            # what is not seen is left out, whatever its value is, and no time is spent on it
+            products = weights.unsqueeze(-1) * value.unsqueeze(-3)
+            found = seen.unsqueeze(-1).where(products, 0).sum(-2)
         # shared out in the end: a division for each value, not for each weight
-        return (weights.dropout(dropout_p).dot(value.cast(wide)) / total).cast(result)
+        return (found / total).cast(result)
 
     def _shared_heads(self, heads: int, shapes: str) -> Self:
         """Each head, of dimension -3, so often in a row that there are `heads` of them."""

@@ -44,7 +44,7 @@ def join_bits(sink: UOp) -> UOp:
 class _Parts(NamedTuple):
     """A sum of integers: an index, made of so many terms, and the rest."""
 
-    index: UOp | None
+    number: UOp | None
     terms: int
     rest: UOp | None
 
@@ -74,15 +74,15 @@ def _parts_of(x: UOp) -> _Parts:
 
 def _added(a: _Parts, b: _Parts) -> _Parts | None:
     rest = a.rest if b.rest is None else b.rest if a.rest is None else a.rest + b.rest
-    if a.index is None or b.index is None:
-        return _Parts(a.index if b.index is None else b.index, a.terms + b.terms, rest)
-    index = simplify(a.index + b.index)
+    if a.number is None or b.number is None:
+        return _Parts(a.number if b.number is None else b.number, a.terms + b.terms, rest)
+    index = simplify(a.number + b.number)
     # nodes of an index stay few: what can not be joined is given up before it grows
     return _Parts(index, a.terms + b.terms, rest) if a.terms + b.terms <= MOST_TERMS else None
 
 
 def _joined(parts: _Parts, dtype: DType) -> UOp | None:
-    index = parts.index
+    index = parts.number
     if index is None or not (dtype.min <= index.vmin and index.vmax <= dtype.max):
         return None
     count = sum(t.op is not Ops.CONST for t in index.split_uop(Ops.ADD))

@@ -17,9 +17,13 @@ __all__ = ["linearize"]
 
 def linearize(kernel: TiledKernel, target: Target) -> tuple[Phase, ...]:
     """The operations of a kernel phase by phase, all of them ones that the target has."""
-    sink = skip_masked_loops(kernel, flatten_indices(kernel.sink))
+    # conditions of loops go along, so that they stay the nodes that they are in the kernel
+    sink = kernel.sink.replace(src=(*kernel.sink.src, *kernel.conditions))
+    sink = skip_masked_loops(kernel, flatten_indices(sink))
     sink = decompose(sink, target)
     sink = lower_index_division(sink)
+    stores = len(kernel.sink.src)
+    conditions, sink = sink.src[stores:], sink.replace(src=sink.src[:stores])
     rules = SumRules(kernel.strict, dtypes.float64 in target.dtypes)
-    phases = expand(kernel, sink, rules)
+    phases = expand(kernel, sink, rules, conditions)
     return tuple(Phase(uops, count) for uops, count in phases)

@@ -7,7 +7,24 @@ from dataclasses import dataclass
 
 from tiny.uop.ops import Ops, UOp
 
-__all__ = ["Loop", "TiledAxis", "TiledKernel", "axis_masks"]
+__all__ = ["Loop", "Need", "TiledAxis", "TiledKernel", "axis_masks"]
+
+
+@dataclass(frozen=True)
+class Need:
+    """An inequality that holds where an iteration of a loop is needed: part + rest < 0.
+
+    `part` is `factor` times the number of the iteration. The rest is between `low` and `high` but
+    for multiples of `others`, leaves of other loops: (leaf, factor, least, most), the last two for
+    where that loop is not open. Where the rest can not be more than it needs to be, all of
+    `conditions` hold, places in `TiledKernel.conditions`.
+    """
+
+    factor: int
+    low: int
+    high: int
+    others: tuple[tuple[UOp, int, int, int], ...]
+    conditions: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -17,6 +34,7 @@ class Loop:
     In the expressions of the kernel the RANGE `leaf` stands for the number of the iteration, and
     `position`, another one, for where it starts if its axis shifts back what would reach beyond
     the end. `axis` is the number of a TiledAxis. Threads share the iterations if `is_thread`.
+    Iterations for which one of `needs` does not hold may be left out.
     """
 
     leaf: UOp
@@ -24,6 +42,7 @@ class Loop:
     step: int
     position: UOp | None = None
     is_thread: bool = False
+    needs: tuple[Need, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -61,6 +80,7 @@ class TiledKernel:
     strict: bool = False
     scratch_nbytes: int = 0
     shared_nbytes: int = 0
+    conditions: tuple[UOp, ...] = ()
 
 
 def axis_masks(order: Sequence[UOp], bit_of: Mapping[UOp, int]) -> dict[UOp, int]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from tiny.uop.ops import UOp
 
-__all__ = ["Axis", "Split", "copies_of"]
+__all__ = ["Axis", "Part", "Split", "copies_of"]
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,18 @@ class Split:
     order: tuple[int, ...]
     vector_lanes: tuple[int, ...]
     strict: bool
+
+
+@dataclass(frozen=True)
+class Part:
+    """What a leaf counts: steps of `size` elements of the axis `axis`.
+
+    `entry` is the number of the axis or of the blocks whose loop it is, None for tiles and lanes.
+    """
+
+    axis: int
+    size: int
+    entry: int | None = None
 
 
 def copies_of(axis: Axis, vector_lanes: int) -> int:

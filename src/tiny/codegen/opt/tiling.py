@@ -16,8 +16,9 @@ from tiny._core.symbolic import simplify
 from tiny.codegen.lower.indices import inside, linear_form
 from tiny.codegen.lower.sums import SumRules
 from tiny.codegen.lower.tiled import Loop, TiledAxis, TiledKernel
-from tiny.codegen.opt.axes import Axis, Split, copies_of
+from tiny.codegen.opt.axes import Axis, Part, Split, copies_of
 from tiny.codegen.opt.epilogues import rolled_epilogue, unit_epilogue
+from tiny.codegen.opt.idle import find_needs
 from tiny.codegen.opt.opts import KernelOptError
 from tiny.codegen.opt.prologues import Prologue, conditions_of, function_of
 from tiny.codegen.opt.units import UnitUse
@@ -39,18 +40,6 @@ __all__ = ["Fill", "Tiling"]
 MOST_SHARED = 1 << 28  # bytes of scratch that all threads have in common
 ALIGNMENT = 64
 FEW_ROWS = 32
-
-
-@dataclass(frozen=True)
-class _Part:
-    """What a leaf counts: steps of `size` elements of the axis `axis`.
-
-    `entry` is the number of the axis or of the blocks whose loop it is, None for tiles and lanes.
-    """
-
-    axis: int
-    size: int
-    entry: int | None = None
 
 
 @dataclass(frozen=True)
@@ -99,7 +88,7 @@ class Tiling:
         self.target, self.unit = target, unit
         self.fills: list[Fill] = []
         self.numbers = 0  # of leaves
-        self.parts: dict[UOp, _Part] = {}  # by leaf
+        self.parts: dict[UOp, Part] = {}  # by leaf
         self.loops: dict[int, Loop] = {}  # by number of the axis or blocks, as they nest
         self.more_loops: list[Loop] = []  # of fills, each in nesting order
         self.axes: dict[int, TiledAxis] = {}
@@ -111,6 +100,7 @@ class Tiling:
         self.rows: list[UOp] = []
         self.vectors: list[UOp] = []
         self.scratch = self.shared = 0  # bytes
+        self.carrying: set[int] = set()  # axes that sums are carried along, or shared
         self.new: dict[UOp, UOp] = {}
         # what an INDEX into a STAGE has in front of and behind its own indices
         self.around: dict[UOp, tuple[tuple[UOp, ...], tuple[UOp, ...]]] = {}
@@ -151,13 +141,13 @@ class Tiling:
                 step,
                 is_thread=self.split.axes[entry].is_thread,
             )
-            self.parts[loop.leaf] = _Part(number, step, entry)
+            self.parts[loop.leaf] = Part(number, step, entry)
             mine.append(loop.leaf)
             exact = isinstance(size, int) and most % step == 0
             if shifts and not exact and step > 1:
                 position = self.leaf(most - step + 1, kind)
                 loop = replace(loop, position=position)
-                self.parts[position] = _Part(number, 1, entry)
+                self.parts[position] = Part(number, 1, entry)
                 mine.append(position)
                 value = value + position
             else:
@@ -169,13 +159,13 @@ class Tiling:
         inside = UOp.const(0, dtypes.index)
         if copies > 1:
             tile = self.leaf(copies, AxisType.UNROLL if axis.is_reduce else AxisType.UPCAST)
-            self.parts[tile] = _Part(number, lanes)
+            self.parts[tile] = Part(number, lanes)
             mine.append(tile)
             inside = tile * lanes
             self.tiles_of(axis.is_reduce, axis.lanes > 1).append(tile)
         if lanes > 1:
             lane = self.leaf(lanes, AxisType.VEC)
-            self.parts[lane] = _Part(number, 1)
+            self.parts[lane] = Part(number, 1)
             mine.append(lane)
             inside = inside + lane
         self.outer[number], self.inner[number] = value, inside
@@ -230,6 +220,11 @@ class Tiling:
                 new[node] = node if src == node.src else node.replace(src=src)
         has_registers = self.unit is not None and self.unit.registers
         sink = unit_epilogue(self) if has_registers else rolled_epilogue(self)
+        ranges = [a.range for a in self.split.axes]
+        needs, conditions = find_needs(order, new, ranges, self.values, self.parts, self.loops)
+        for entry, found in needs.items():
+            if self.loops[entry].axis not in self.carrying:
+                self.loops[entry] = replace(self.loops[entry], needs=found)
         # in what threads share, theirs is the outermost loop
         loops = sorted(self.loops.values(), key=lambda loop: not loop.is_thread)
         axes = tuple([self.axes[k] for k in range(len(self.axes))])
@@ -241,6 +236,7 @@ class Tiling:
             self.split.strict,
             self.scratch,
             self.shared,
+            conditions,
         )
 
     def stays_narrow(self, load: UOp) -> bool:
@@ -313,6 +309,7 @@ class Tiling:
                 "the sums stay in registers of the unit, so loops of a reduction "
                 "are inside of those over outputs"
             )
+        self.carrying |= reduced
         dtype = dtypes.float32 if node.dtype.kind in "f8" and node.dtype.itemsize < 4 else None
         if dtype is not None:  # rounded once, in the end
             value = value.cast(dtype)

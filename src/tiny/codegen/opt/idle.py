@@ -1,0 +1,211 @@
+"""Steps of loops that nobody needs: what inequalities say of sums, and of what is kept for them.
+
+A sum over columns of what a condition chooses needs the columns where that may hold; what is kept
+for such sums alone is not filled elsewhere. So a loop over columns may begin late or end early,
+depending on the loops around it: of a causal mask half of the work is left.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from tiny._core.symbolic import simplify
+from tiny.codegen.lower.indices import linear_form
+from tiny.codegen.lower.tiled import Loop, Need
+from tiny.codegen.opt.axes import Part
+from tiny.dtype import dtypes
+from tiny.uop.ops import AxisType, Ops, UOp
+
+__all__ = ["Inequality", "find_needs", "inequality_of", "needed_steps"]
+
+
+class Inequality(NamedTuple):
+    """sum(factor * range) + constant < 0."""
+
+    terms: frozenset[tuple[UOp, int]]
+    constant: int
+
+    def renamed(self, names: Mapping[UOp, UOp]) -> Inequality:
+        """The same of other ranges."""
+        return Inequality(frozenset([(names.get(r, r), f) for r, f in self.terms]), self.constant)
+
+    def ranges(self) -> set[UOp]:
+        """What it depends on."""
+        return {r for r, _ in self.terms}
+
+
+Known = frozenset[Inequality]
+NOTHING: Known = frozenset()
+
+
+def needed_steps(order: Iterable[UOp]) -> dict[UOp, Known]:
+    """For ranges of reductions and STAGEs: what holds at each of their steps that is needed.
+
+    `order` is a kernel (level 2), sources first.
+    """
+    nodes = list(order)
+    if not any(n.op is Ops.WHERE for n in nodes) or not any(n.op is Ops.REDUCE for n in nodes):
+        return {}
+    wanted: dict[UOp, Known] = {}  # what holds wherever the value of a node matters
+    steps: dict[UOp, Known] = {}
+    ranges: dict[UOp, set[UOp]] = {}  # that a STAGE is in, with its own
+
+    def want(node: UOp, known: Known) -> None:
+        wanted[node] = known & wanted[node] if node in wanted else known
+
+    for node in reversed(nodes):
+        known = wanted.get(node, NOTHING)
+        if node.op is Ops.WHERE:
+            condition, chosen, other = node.src
+            want(condition, known)
+            want(chosen, known | _terms(condition))
+            want(other, known)
+            continue
+        if node.op is Ops.REDUCE:
+            only = known | (_terms(node.src[0].src[0]) if _is_masked(node) else NOTHING)
+            for r in node.src[1:]:
+                steps[r] = steps[r] & only if r in steps else only
+        elif node.op is Ops.STAGE:
+            for r in node.src[1:]:
+                steps[r] = steps[r] & known if r in steps else known
+        elif node.op is Ops.INDEX and node.src[0].op is Ops.STAGE:
+            stage, *at = node.src
+            own = stage.src[1:]
+            if stage not in ranges:
+                ranges[stage] = {n for n in stage.postorder() if n.op is Ops.RANGE}
+            names = {i: r for i, r in zip(at, own, strict=False) if i.op is Ops.RANGE}
+            # of the ranges of the reader only those are known there that it reads at
+            lost = {n for i in at for n in i.postorder() if n.op is Ops.RANGE} - set(names)
+            inside = ranges[stage].difference(own)
+            found = [x for x in known if not x.ranges() & lost]
+            found = [x.renamed(names) for x in found if x.ranges() <= inside | set(names)]
+            want(stage, frozenset(found))
+            for i in at:
+                want(i, NOTHING)
+            continue
+        for s in node.src:
+            want(s, known if node.op is not Ops.SINK else NOTHING)
+    return {r: frozenset([x for x in known if r in x.ranges()]) for r, known in steps.items()}
+
+
+def find_needs(
+    order: Sequence[UOp],
+    new: Mapping[UOp, UOp],
+    ranges: Sequence[UOp],
+    values: Mapping[UOp, UOp],
+    parts: Mapping[UOp, Part],
+    loops: Mapping[int, Loop],
+) -> tuple[dict[int, tuple[Need, ...]], tuple[UOp, ...]]:
+    """By loop: which iterations are needed; and the conditions that hold in some of them all over.
+
+    `new` is what the nodes of `order` have become, `values` the ranges of the axes (`ranges`, by
+    number) as expressions of leaves, which `parts` describes.
+    """
+    steps = {r: known for r, known in needed_steps(order).items() if known}
+    if not steps:
+        return {}, ()
+    conditions: dict[UOp, int] = {}
+    places: dict[Inequality, set[int]] = {}
+    for node in order:
+        if node.op is Ops.REDUCE and node.src[0].op is Ops.WHERE:
+            for term in node.src[0].src[0].split_uop(Ops.AND):
+                found = inequality_of(term)
+                if found is not None:
+                    number = conditions.setdefault(new[term], len(conditions))
+                    places.setdefault(found, set()).add(number)
+    needs: dict[int, tuple[Need, ...]] = {}
+    for entry, loop in loops.items():
+        known = steps.get(ranges[loop.axis])
+        if known is None or loop.is_thread:
+            continue
+        mine = []
+        for x in sorted(known, key=lambda x: (x.constant, len(x.terms))):
+            leaves = [p for r in x.ranges() for p, _ in linear_form(values[r]).terms]
+            has_lanes = any(p.arg.kind is AxisType.VEC for p in leaves)
+            at = set() if has_lanes else places.get(x, set())
+            mine.append(_need(x, entry, loop.step, values, parts, tuple(sorted(at))))
+        needs[entry] = tuple(mine)
+    return needs, tuple(conditions)
+
+
+def _need(
+    x: Inequality,
+    entry: int,
+    step: int,
+    values: Mapping[UOp, UOp],
+    parts: Mapping[UOp, Part],
+    conditions: tuple[int, ...],
+) -> Need:
+    """What an inequality says of the iterations of a loop."""
+    low = high = x.constant
+    factor = 0
+    others: dict[int, tuple[UOp, int, int, int]] = {}
+    for r, times in x.terms:
+        for leaf, size in linear_form(values[r]).terms:
+            part, far = parts[leaf], times * size * (leaf.src[0].arg - 1)
+            if part.entry == entry:
+                factor = times * step
+            elif part.entry is None:
+                low, high = low + min(far, 0), high + max(far, 0)
+            else:
+                others[leaf.arg.axis] = (leaf, times * size, min(far, 0), max(far, 0))
+    return Need(factor, low, high, tuple([others[k] for k in sorted(others)]), conditions)
+
+
+def _is_masked(node: UOp) -> bool:
+    """Whether a reduction is of what a condition chooses, and of what changes nothing elsewhere."""
+    value, op = node.src[0], node.arg.op
+    if value.op is not Ops.WHERE or value.src[2].op is not Ops.CONST:
+        return False
+    other = value.src[2].arg
+    if op is Ops.ADD:
+        return other == 0 and math.copysign(1, other) > 0
+    return op is Ops.MAX and other == node.dtype.min
+
+
+def _terms(condition: UOp) -> Known:
+    """The inequalities that a conjunction says."""
+    found = [inequality_of(t) for t in condition.split_uop(Ops.AND)]
+    return frozenset([x for x in found if x is not None])
+
+
+def inequality_of(condition: UOp) -> Inequality | None:
+    """A comparison of indices, perhaps as integers, or its negation; None if it is no such."""
+    is_not = condition.op is Ops.CMPNE and condition.src[1].op is Ops.CONST
+    if is_not and condition.src[1].dtype is dtypes.bool and condition.src[1].arg:
+        condition = condition.src[0]
+    elif is_not:
+        return None
+    if condition.op is not Ops.CMPLT:
+        return None
+    low, high = (_as_index(s) for s in condition.src)
+    if low is None or high is None:
+        return None
+    # not a < b: b - a - 1 < 0
+    difference = high - low - 1 if is_not else low - high
+    form = linear_form(simplify(difference))
+    if not form.terms or any(t.op is not Ops.RANGE for t, _ in form.terms):
+        return None
+    return Inequality(frozenset(form.terms), form.constant)
+
+
+def _as_index(x: UOp) -> UOp | None:
+    """An integer as an index, where it is made of one."""
+    if x.dtype is dtypes.index:
+        return x
+    if x.op is Ops.CONST and x.dtype.kind in "iu":
+        return UOp.const(int(x.arg), dtypes.index)
+    if x.op is Ops.CAST and x.src[0].dtype is dtypes.index and x.dtype.kind in "iu":
+        index = x.src[0]
+        return index if x.dtype.min <= index.vmin and index.vmax <= x.dtype.max else None
+    if x.op is Ops.ADD or x.op is Ops.MUL:
+        if x.dtype.kind not in "iu":
+            return None
+        a, b = (_as_index(s) for s in x.src)
+        if a is None or b is None or (x.op is Ops.MUL and b.op is not Ops.CONST):
+            return None
+        index = a + b if x.op is Ops.ADD else a * b
+        return index if x.dtype.min <= index.vmin and index.vmax <= x.dtype.max else None
+    return None

@@ -1,0 +1,152 @@
+"""Loops that leave out steps at which a condition can not hold, with tiles of all kinds."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import numpy as np
+import pytest
+
+from conftest import examples
+from kernels import TARGET, Case, blank, out, param, red, sink, some
+from test_tiling import check
+from tiny.codegen.opt import Kernel, KernelOptError, Opt, OptOps
+from tiny.codegen.opt.idle import inequality_of, needed_steps
+from tiny.dtype import dtypes
+from tiny.uop.ops import Ops, ReduceArg, StageArg, UOp
+
+VEC, UPCAST, UNROLL, SWAP = OptOps.VEC, OptOps.UPCAST, OptOps.UNROLL, OptOps.SWAP
+THREAD, STAGE, BLOCK = OptOps.THREAD, OptOps.STAGE, OptOps.BLOCK
+
+CONDITIONS = {
+    "causal": lambda m, n: n < m + 1,
+    "strictly": lambda m, n: n < m,
+    "later": lambda m, n: m < n + 1,
+    "shifted": lambda m, n: n < m + 5,
+    "far": lambda m, n: m + 9 < n,
+    "steep": lambda m, n: n * 3 < m * 2 + 4,
+    "backwards": lambda m, n: m + n < 12,
+    "band": lambda m, n: (n < m + 3) & (m < n + 4),
+    "some": lambda m, n: (n < m + 1) & (n % 3 < 2),
+}
+SIZES = ((13, 17, 6), (8, 16, 4), (1, 5, 3), (19, 7, 1))
+
+
+def number(value: float) -> UOp:
+    return UOp.const(value, dtypes.float32)
+
+
+def holds(condition, rows: int, columns: int) -> np.ndarray:
+    m, n = np.arange(rows)[:, None], np.arange(columns)[None]
+    return np.asarray(condition(m, n)) & np.ones((rows, columns), bool)
+
+
+def masked_matmul(condition, rows: int, columns: int, width: int) -> Case:
+    """The axes are rows, width; columns. What is not chosen is NaN."""
+    m, d, n = out(rows, 0), out(width, 1), red(columns, 2)
+    a, b = some(rows, columns), some(columns, width, seed=1)
+    product = param(1, rows, columns).index(m, n) * param(2, columns, width).index(n, d)
+    total = condition(m, n).where(product, number(0)).reduce(n)
+    mask = holds(condition, rows, columns)
+    given = np.where(mask, a, np.nan).astype(np.float32)
+    store = param(0, rows, width).index(m, d).store(total)
+    return Case(sink(store), [blank(rows, width), given, b], [np.where(mask, a, 0) @ b, given, b])
+
+
+def rows_kept(condition, rows: int, columns: int, width: int) -> Case:
+    """Products kept for a row, of which the largest is taken, and a product with the rest.
+
+    The axes are rows, width, and columns as they are kept; columns of the maximum, of the product,
+    and the inner dimension.
+    """
+    m, d, kept = out(rows, 0), out(width, 1), out(columns, 2)
+    low, again, k = red(columns, 3), red(columns, 4), red(3, 5)
+    q, v = some(rows, 3), some(columns, width, seed=1)
+    score = (param(1, rows, 3).index(m, k) * param(2, columns, 3).index(kept, k)).reduce(k)
+    stage = UOp(Ops.STAGE, dtypes.float32, (score, kept), StageArg(False, (columns,)))
+
+    def read(at: UOp) -> UOp:
+        return UOp(Ops.INDEX, dtypes.float32, (stage, at))
+
+    least = number(dtypes.float32.min)
+    chosen = condition(m, low).where(read(low), least)
+    top = UOp(Ops.REDUCE, dtypes.float32, (chosen, low), ReduceArg(Ops.MAX, ()))
+    top = (number(-100) < top).where(top, number(0))
+    product = (read(again) - top) * param(3, columns, width).index(again, d)
+    total = condition(m, again).where(product, number(0)).reduce(again)
+    store = param(0, rows, width).index(m, d).store(total)
+    keys = some(columns, 3, seed=2)
+    mask = holds(condition, rows, columns)
+    scores = q @ keys.T
+    highest = np.where(mask, scores, -np.inf).max(1, keepdims=True)
+    weights = np.where(mask, scores - np.where(np.isinf(highest), 0, highest), 0)
+    before = [blank(rows, width), q, keys, v]
+    return Case(sink(store), before, [weights @ v, *before[1:]])
+
+
+def drawn_opts(ast: UOp, seed: int) -> list[Opt]:
+    """Legal Opts, drawn."""
+    rng = random.Random(seed)
+    kernel = Kernel(ast, TARGET)
+    count, reduces = len(kernel.axes), len(kernel.axes) - kernel.first_reduce
+    tried = [Opt(VEC, k, rng.choice((2, 4, 8))) for k in range(count)]
+    tried += [Opt(UPCAST, k, rng.choice((2, 3, 4))) for k in range(kernel.first_reduce)]
+    tried += [Opt(UNROLL, k, rng.choice((2, 3, 4))) for k in range(reduces)]
+    tried += [Opt(BLOCK, rng.randrange(count), rng.choice((4, 6))) for _ in range(2)]
+    tried += [Opt(SWAP, rng.randrange(count), rng.randrange(count)) for _ in range(2)]
+    if kernel.loads:
+        load = rng.randrange(len(kernel.loads))
+        tried += [Opt(STAGE, rng.choice([None, *range(count)]), load)]
+    tried += [Opt(THREAD, rng.randrange(count))]
+    for opt in rng.sample(tried, rng.randrange(2, 8)):
+        try:
+            kernel.apply_opt(opt)
+        except KernelOptError:
+            continue
+    return list(kernel.applied_opts)
+
+
+@pytest.mark.parametrize("make", [masked_matmul, rows_kept])
+@pytest.mark.parametrize("name", CONDITIONS)
+def test_all_that_is_needed_is_computed(name, make):
+    for seed, sizes in itertools.product(range(examples(60, 1)), SIZES):
+        case = make(CONDITIONS[name], *sizes)
+        check(case)
+        check(case, *drawn_opts(case.sink, seed))
+
+
+def test_what_is_known_of_loops():
+    def axes(case):
+        kernel = Kernel(case.sink, TARGET)
+        found = needed_steps(kernel.ast.postorder())
+        return {kernel.number_of[r] for r, known in found.items() if known}
+
+    assert axes(masked_matmul(CONDITIONS["causal"], 9, 9, 4)) == {2}
+    assert axes(rows_kept(CONDITIONS["causal"], 9, 9, 4)) == {2, 3, 4}
+    # nothing is known of a remainder
+    assert axes(masked_matmul(lambda m, n: (m + n) % 3 < 1, 9, 9, 4)) == set()
+
+
+def test_a_value_that_is_needed_elsewhere_too_is_made_everywhere():
+    m, kept, low, again = out(6, 0), out(8, 1), red(8, 2), red(8, 3)
+    value = param(1, 6, 8).index(m, kept) * number(2)
+    stage = UOp(Ops.STAGE, dtypes.float32, (value, kept), StageArg(False, (8,)))
+    reads = [UOp(Ops.INDEX, dtypes.float32, (stage, r)) for r in (low, again)]
+    masked = (low < m).where(reads[0], number(0)).reduce(low)
+    ast = sink(param(0, 6).index(m).store(masked + reads[1].reduce(again)))
+    kernel = Kernel(ast, TARGET)
+    found = needed_steps(kernel.ast.postorder())
+    assert [kernel.number_of[r] for r, known in found.items() if known] == [2]
+
+
+def test_inequalities_of_indices_cast_and_negated_are_read():
+    m, n = out(9, 0), out(9, 1)
+    wanted = inequality_of(n < m + 1)
+    assert wanted is not None
+    assert inequality_of((m < n).ne(True)) == wanted
+    assert inequality_of((m.cast(dtypes.int32) < n.cast(dtypes.int32)).ne(True)) == wanted
+    difference = (m - n).cast(dtypes.int32)
+    assert inequality_of(UOp.const(-1, dtypes.int32) < difference) == wanted
+    assert inequality_of(UOp.const(-1, dtypes.uint8) < difference) is None
+    assert inequality_of(n // 2 < m) is None
