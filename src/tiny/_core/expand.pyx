@@ -754,10 +754,20 @@ cdef class Expansion:
         count = self.minus(after, first)
         if axis.tile < 0:
             part = Body(count, 1, None, False, first)
+        elif self.is_filled_in(loop):  # memory for the tile of one iteration
+            part = Body(count, step, None, False, first)
         else:  # one step after the other
             part = Body(self.times(count, step), 1, first, True)
         found.insert(0 if is_late else 1, part)
         return found
+
+    cdef bint is_filled_in(self, LoopPlan loop):
+        """Whether memory is filled in each iteration of a loop."""
+        cdef Node node
+        for node in self.hoisted:
+            if node.c_op == OP_STAGE and (<Info>self.infos[node]).mask & loop.bit:
+                return True
+        return False
 
     cdef Node boundary(self, object need, bint is_low):
         """How many iterations there are before a need can not hold any more, or may not.
