@@ -42,6 +42,7 @@ class Costs:
     fill: float = 0.3  # to pack an element, of a vector
     fill_across: float = 0.5  # to pack an element through a transposition in registers
     fill_apart: float = 1.5  # to pack an element by itself
+    handed_over: float = 0.8  # a byte of what one thread packs into words, and all others read
     l1_rate: float = 32.0  # bytes a cycle that come into L1 from L2
     l2_rate: float = 8.0  # bytes a cycle that come into L2 from what is behind it
     piece: float = 10.0  # to wait for a piece that begins where nothing foretells, from behind L2

@@ -195,6 +195,8 @@ class Loops:
             if nbytes > (capacity if depends else 64 * capacity) or filled > least:
                 continue
             cost = filled * fill_cost(load, tile.lane, self.costs)
+            if k < 0 and self.kernel.unit is not None:
+                cost += nbytes * self.costs.handed_over
             if best is None or cost <= price * 1.05:
                 best, price = k, cost
         if best is None and is_needed:

@@ -168,8 +168,10 @@ def find_nests(kernel: SplitKernel) -> list[Nest]:
     numbers = {n: k for k, n in enumerate(kernel.loads)}
     alone = _made_of_one(order, numbers)
     made: dict[UOp, float] = {}
+    unit = kernel.unit
     for node, load in alone.items():
-        if node is not load and _is_data(node):
+        # what is done to words costs nothing: it is part of a broadcast
+        if node is not load and _is_data(node) and (unit is None or load.src[0] not in unit.words):
             made[load] = made.get(load, 0.0) + weight_of(node)
     inside: set[UOp] = set()  # of what is made of several loads
     for load, prologue in kernel.prologues.items():
