@@ -251,3 +251,15 @@ def test_images_are_not_gone_through_for_each_row_where_rows_lie_far_apart():
     k.hand_coded_optimizations()
     outputs = [n for n in k.nest_order if n < k.first_reduce]
     assert outputs.index(0) < outputs.index(2)
+
+
+@pytest.mark.parametrize("size, stride", [(112, 1), (56, 1), (112, 2), (28, 2), (7, 1)])
+def test_a_short_window_is_unrolled_whole_and_lanes_take_whole_rows(size, stride):
+    shape = Shape(1, 96, 96, size, stride=stride, padding=1, groups=96)
+    target = replace(Device["CPU"].target, vector_bytes=64, l1_bytes=32 << 10, l2_bytes=1 << 20)
+    k = Kernel(shape.kernel(), target)
+    k.hand_coded_optimizations()
+    assert [o.arg for o in k.applied_opts if o.op is UNROLL] == [3, 3]
+    (lanes,) = [o for o in k.applied_opts if o.op is VEC]
+    assert lanes.axis == 2
+    assert lanes.arg >= shape.after

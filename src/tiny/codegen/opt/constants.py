@@ -30,7 +30,8 @@ class Costs:
     # ---- loads and stores, in instructions
     one_by_one: float = 4.0  # for a lane that is no neighbour of the last
     transposed: float = 6.0  # for a vector that comes through a transposition in registers
-    strided: float = 5.0  # for each of the vectors that lanes a few elements apart are taken out of
+    strided: float = 3.0  # for each of the vectors that lanes a few elements apart are taken out of
+    masked: float = 6.0  # more for a load whose lanes have conditions of their own
     shifted: float = 2.0  # for a load in steps that are no whole vectors: most lie in two lines
     far: int = 512  # bytes from which on the rows of a panel fall into few sets of a cache
     far_read: float = 1.5  # for a load from such rows that are read often

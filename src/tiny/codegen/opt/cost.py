@@ -6,7 +6,7 @@ The constants are those of `constants`.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -20,6 +20,7 @@ WORTH_TRANSPOSING = 4  # rows, from which on lowering does so
 REUSE = 4  # vectors loaded of an element, from which on packing it may pay
 WIDEST_TILE = 16  # points that use what is loaded once
 WIDEST_STRIDE = 4  # of lanes that are taken out of vectors beside each other
+WINDOW = 9  # steps of a reduction, up to which all are unrolled
 SHUFFLED_ROWS = 6  # registers for those
 MASKS = 7  # registers for conditions
 LINE = 64  # bytes
@@ -71,6 +72,8 @@ class NestCost:
             and self.points < REUSE * WIDEST_TILE * x.size
             and not x.is_kept
         ]
+        # a short window is unrolled whole, and what neighbours share of it is loaded once
+        self.is_window = nest.sums > 0 and 1 < self.inner <= WINDOW
         self._bodies: dict[tuple[int, int], _Body] = {}
 
     def most_lines(self, axis: int, lane: int) -> int:
@@ -126,6 +129,8 @@ class NestCost:
         """How many rows more there may be: their sums, a row of lanes, a broadcast in registers."""
         vectors = self.vectors(tile)
         rows = math.prod([n for k, n in tile.rows if self.nest.outputs >> k & 1])
+        if self.is_window:  # half of them are for rows that are loaded
+            return registers // (2 * vectors * rows * max(1, self.nest.sums))
         if any(self.strided(x, tile.lane) for x in self.nest.loads):
             registers -= SHUFFLED_ROWS  # these are no operands in memory
         return (registers - vectors - 1) // (vectors * rows * max(1, self.nest.sums))
@@ -182,6 +187,13 @@ class NestCost:
         step = access.box_step(lane) if is_packed else access.strides.get(lane) or 0
         return step if 2 <= step <= WIDEST_STRIDE else 0
 
+    def masked(self, access: Access, lane: int, vectors: int) -> float:
+        """Instructions for the conditions of lanes; constants, where these are the whole axis."""
+        is_whole = vectors * self.full[lane] >= dict(self.loops)[lane]
+        if is_whole or not access.gate >> lane & 1 or self.is_packed(access, lane):
+            return 0.0
+        return self.costs.masked
+
     def slots(self, access: Access, lane: int, lanes: int, vectors: int) -> float:
         """Instructions to load or store one vector, or one value for all of its lanes."""
         if lane < 0 or not access.mask >> lane & 1:
@@ -197,7 +209,7 @@ class NestCost:
             if not self.nest.sums or self.nest.own >> lane & 1:
                 return 1.0
             if access.shares_dim(lane, self.nest.own):
-                return self.costs.shifted
+                return self.costs.shifted + self.masked(access, lane, vectors)
             if self.is_far(access) and not is_packed:
                 if any(access is x for x in self.streams):  # see `jumps`
                     return 1.0
@@ -205,7 +217,7 @@ class NestCost:
                 return self.costs.far_read if is_often else 1 + self.costs.far_jump / vectors
             return 1.0
         if step := self.strided(access, lane):
-            return self.costs.strided * step + (1.0 if access.gate >> lane & 1 else 0.0)
+            return self.costs.strided * step + self.masked(access, lane, vectors)
         size = dict(self.loops)[lane]
         # lanes by themselves cost as ever
         part = self.costs.part if 2 * lanes <= self.full[lane] else 1.0
@@ -222,6 +234,8 @@ class _Body:
         self.lane = tile.lane if tile.lane >= 0 and nest.mask >> tile.lane & 1 else -1
         self.vectors = cost.vectors(tile)
         self.points, self.is_rolled = cost.points, cost.is_rolled
+        self.extents = dict(cost.loops)
+        self.steps = cost.inner if cost.is_window else 1  # in one iteration
         self.inner, self.sizes = cost.inner, [n for _, n in cost.loops]
         self.axes = [k for k, _ in cost.loops]
         if self.lane >= 0:
@@ -230,13 +244,13 @@ class _Body:
         lanes = min(tile.lanes, cost.full[self.lane]) if self.lane >= 0 else 1
         # some machines take two steps for a whole vector
         self.width = costs.part if self.lane >= 0 and 2 * lanes <= cost.full[self.lane] else 1.0
-        # by axes: arithmetic, loads, stores, and what they are in code
+        # by axes: arithmetic, loads, stores, and how much more or less they are in code
         counts: dict[int, list[float]] = {}
         # what rows may make a transposition of: a load or (False) a store, and its instructions
         self.apart: dict[int, list[tuple[Access, bool, float]]] = {}
 
         def count(mask: int, kind: int, instructions: float) -> None:
-            counts.setdefault(mask, [0.0, 0.0, 0.0])[kind] += instructions
+            counts.setdefault(mask, [0.0, 0.0, 0.0, 0.0])[kind] += instructions
 
         for mask, instructions in nest.work.items():
             count(mask, 0, instructions)
@@ -248,11 +262,22 @@ class _Body:
         self.streamed = 0
         for load in cost.streams:
             self.streamed |= load.mask
+        # of what is loaded by axes: (row axis, how far its neighbours are, steps of a window)
+        self.windows: dict[int, list[tuple[int, int, int]]] = {}
+        self.gates: dict[int, int] = {}  # the rows that conditions of those depend on
         for load in nest.loads:
+            if cost.is_window:
+                found = self.windows.setdefault(load.mask, [])
+                found += _windows(load, nest, dict(cost.loops))
+                gates = load.gate & nest.outputs & ~(1 << max(self.lane, 0))
+                self.gates[load.mask] = self.gates.get(load.mask, 0) | gates
             slots = cost.slots(load, self.lane, lanes, self.vectors)
             count(load.mask, 1, slots)
             if self.lane >= 0 and (nest.own & load.mask) >> self.lane & 1:
                 self.along.append((load, slots, any(load is x for x in cost.streams)))
+            if step := cost.strided(load, self.lane):
+                count(load.mask, 0, step - 1.0)  # shuffles
+                count(load.mask, 3, step - slots)
             if slots > costs.far_jump + 1:
                 self.apart.setdefault(load.mask, []).append((load, True, slots))
             if cost.is_packed(load, self.lane):
@@ -277,7 +302,7 @@ class _Body:
             (
                 mask,
                 [p for p in reversed(range(len(self.axes))) if mask >> self.axes[p] & 1],
-                (c[0], c[1], c[2]),
+                (c[0], c[1], c[2], c[3]),
             )
             for mask, c in counts.items()
         ]
@@ -297,7 +322,7 @@ class _Body:
         crowd = 1 + costs.crowded * max([much for _, much in crowds], default=0.0)
         work = loads = stores = 0.0
         code = self.code
-        for mask, places, (arithmetic, loaded, stored) in self.counts:
+        for mask, places, (arithmetic, loaded, stored, more) in self.counts:
             has_lanes = self.lane >= 0 and mask >> self.lane & 1
             times = float(self.vectors) if has_lanes else 1.0
             for k, n in tiles:
@@ -307,7 +332,17 @@ class _Body:
                 saved = slots - self._transposed(access, tiles) * (1 if is_load else 2)
                 if saved > 0:
                     loaded, stored = loaded - saved * is_load, stored - saved * (not is_load)
-            code += (arithmetic + loaded + stored) * (1.0 if self.is_rolled else times)
+            if mask in self.windows:
+                whole = sum(1 << k for k, n in tiles if n >= self.extents[k])
+                if self.gates[mask] & ~whole:
+                    loaded += costs.masked / 2
+                for k, step, count in self.windows[mask]:
+                    n = next((n for axis, n in tiles if axis == k), 1)
+                    loaded *= min(1.0, (step * (n - 1) + count) / (n * count))
+            steps = self.steps if mask & nest.own else 1
+            code += (arithmetic + loaded + stored + more) * (
+                1.0 if self.is_rolled else times * steps
+            )
             if has_lanes:
                 times *= self.width
             for p in places:
@@ -328,7 +363,7 @@ class _Body:
             work *= 1.5 - 0.5 * MASKS / conditions
         cycles = (max(loads, work) + stores) / costs.per_cycle
         # counting and jumping, which unrolling makes rarer, and what does not overlap
-        cycles += total * (costs.loop if nest.own else costs.store_loop)
+        cycles += total / self.steps * (costs.loop if nest.own else costs.store_loop)
         cycles += (1 - costs.overlap) * (loads + work)
         if self.streaming:
             is_several = any(self.streamed >> k & 1 for k, _ in tiles)
@@ -360,6 +395,15 @@ class _Body:
             if n >= WORTH_TRANSPOSING and access.is_contiguous(k) and not access.gate:
                 return self.costs.transposed * self.lanes / min(n, self.lanes)
         return math.inf
+
+
+def _windows(load: Access, nest: Nest, sizes: dict[int, int]) -> Iterator[tuple[int, int, int]]:
+    """(output axis, how far its neighbours are apart, steps of a window) of a load."""
+    for dim in load.dims:
+        own = [k for k in dim if nest.own >> k & 1]
+        rows = [k for k in dim if not nest.own >> k & 1]
+        if len(own) == 1 and len(rows) == 1 and dim[rows[0]] % dim[own[0]] == 0:
+            yield rows[0], abs(dim[rows[0]] // dim[own[0]]), sizes.get(own[0], 1)
 
 
 def fill_cost(access: Access, lane: int, costs: Costs) -> float:

@@ -21,6 +21,7 @@ __all__ = ["choose_opts", "opts_beside_unit"]
 
 SMALL_BODY = 150  # instructions that unrolling may make of a body
 ENOUGH_COPIES = 8  # sums side by side, that need no unrolling to keep the arithmetic busy
+ROWS_OF_WINDOW = 32  # and vectors, up to which all steps of a window are unrolled
 SHORT_LOOP = 3  # iterations, of a loop that is better none
 STEPS = 4  # that a reduction is unrolled to: worth 3 to 8 %, more costs compile time only
 COPIED_BLOCK = 64  # elements each way, of a copy that transposes: lines of both stay in L1
@@ -182,6 +183,13 @@ class _Choice:
         for number in axes_of(nest.mask):
             axis = kernel.axes[number]
             copies *= axis.tile * -(-axis.lanes // self.full[number])
+        axes = [kernel.axes[k] for k in own]
+        is_known = all(a.step == 1 and a.size is not None for a in axes)
+        if self.known.costs[nest].is_window and is_known and copies <= ROWS_OF_WINDOW:
+            for number in own:
+                size = self.sizes[number]
+                _try(kernel, Opt(OptOps.UNROLL, number - kernel.first_reduce, size))
+            return
         is_short = own and self.sizes[own[-1]] <= SHORT_LOOP
         if copies >= ENOUGH_COPIES and (len(nest.loads) == 1 or not (is_short or len(own) == 1)):
             return

@@ -14,6 +14,7 @@ from tiny.codegen.opt.splits import SplitKernel
 __all__ = ["Tiles"]
 
 VECTORS = (1, 2, 3, 4)  # side by side; more are bound by their loads
+WHOLE_ROW = 8  # of a window that moves along it: the conditions of its padding are constants then
 STREAMS = (6, 8)  # more of them, where each row is far from the last, and nothing is used again
 WIDEST = 16  # lanes of a vector where a target has no registers to fill
 MOST_ROWS = 28
@@ -199,6 +200,8 @@ class Tiles:
         # a sum of rows, each far from the last
         is_stream = nest.sums and not nest.own >> number & 1 and len(nest.loads) == 1
         more = STREAMS if is_stream and self.costs[nest].is_far(nest.loads[0]) else ()
+        if self.costs[nest].is_window and VECTORS[-1] < -(-size // full) <= WHOLE_ROW:
+            more = (*more, -(-size // full))
         counts = [
             v * full
             for v in (*VECTORS, *more)
@@ -251,7 +254,8 @@ class Tiles:
         free = registers_of(kernel.target) - 1
         most = min(self.costs[nest].most_rows(tile, free), size, MOST_ROWS)
         # the largest of those that cover the axis in as many tiles
-        counts = {-(-size // -(-size // n)) for n in range(max(2, most // 2), most + 1)}
+        least = 2 if self.costs[nest].is_window else max(2, most // 2)
+        counts = {-(-size // -(-size // n)) for n in range(least, most + 1)}
         if kernel.is_in_place:
             counts = {n for n in counts if axis.size is not None and size % n == 0}
         return sorted(counts, reverse=True)[:4]
