@@ -547,7 +547,7 @@ def legal_opts(ast: UOp, target: Target, count: int, seed: int) -> list[tuple[Op
         for _ in range(4 * wanted):
             if len(kernel.applied_opts) == wanted:
                 break
-            op = draw.choice([OptOps.VEC, *OptOps])
+            op = draw.choice([OptOps.VEC, *[o for o in OptOps if o is not OptOps.STREAM]])
             axis = draw.randrange(max(len(kernel.axes), 1))
             if op is OptOps.STAGE:
                 some = None if draw.random() < 0.3 else axis

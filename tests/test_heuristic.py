@@ -282,3 +282,46 @@ def test_the_activation_of_a_load_is_its_own_work():
         number_of_load(k.ast, 2): 0.0,
     }
     assert np.isclose(sum(nest.work.values()), 1.0)  # the product, added up
+
+
+# ---------------------------------------------------------------- past the caches
+
+
+def sum_of_two(rows: int, columns: int, *, in_place: bool = False) -> UOp:
+    i, j = out(rows, 0), out(columns, 1)
+    value = param(0 if in_place else 1, rows, columns).index(i, j)
+    value = value + param(2, rows, columns).index(i, j)
+    return sink(param(0, rows, columns).index(i, j).store(value))
+
+
+def copy_of_columns(rows: int, columns: int) -> UOp:
+    i, j = out(rows, 0), out(columns, 1)
+    return sink(param(0, rows, columns).index(i, j).store(param(1, columns, rows).index(j, i)))
+
+
+def filled(rows: int, columns: int) -> UOp:
+    i, j = out(rows, 0), out(columns, 1)
+    value = param(1, columns).index(j)
+    return sink(param(0, rows, columns).index(i, j).store(value))
+
+
+SMALL_CACHE = replace(WIDE, llc_bytes=1 << 20)
+
+
+@pytest.mark.parametrize(
+    "ast, target, goes_past",
+    [
+        (sum_of_two(512, 512), SMALL_CACHE, True),
+        (sum_of_two(512, 512), replace(SMALL_CACHE, vector_bytes=32), True),
+        (sum_of_two(512, 512), replace(WIDE, llc_bytes=1 << 22), False),  # fits
+        (sum_of_two(512, 512, in_place=True), SMALL_CACHE, False),
+        (sum_of_two(512, 513), SMALL_CACHE, False),  # rows that begin anywhere in a line
+        (filled(512, 512), SMALL_CACHE, False),  # whole lines are written without reading them
+        (copy_of_columns(512, 512), SMALL_CACHE, True),
+        (copy_of_columns(512, 512), replace(SMALL_CACHE, vector_bytes=32), False),  # half lines
+        (product(512, 512, 512), SMALL_CACHE, False),
+        (product(4096, 4096, 2), SMALL_CACHE, False),
+    ],
+)
+def test_results_beyond_the_last_cache_go_past_it(ast, target, goes_past):
+    assert chosen(ast, target)[OptOps.STREAM] == [Opt(OptOps.STREAM, 0)] * goes_past

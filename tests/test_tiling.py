@@ -468,3 +468,45 @@ def test_lanes_two_elements_apart_are_taken_out_of_two_vectors():
     loads = [u for u in program.uops if u.op is Ops.LOAD]
     assert [u.shape for u in loads] == [(4,), (4,)]
     assert sum(u.op is Ops.SHUFFLE for u in program.uops) == 1
+
+
+# ---------------------------------------------------------------- past the caches
+
+
+@pytest.mark.parametrize("name", ["transposed", "padded", "flipped", "gated_store", "two_nests"])
+def test_stores_past_the_caches_store_the_same(name):
+    case = CASES[name]()
+    axis = len(Kernel(case.sink, CPU.target).axes) - 1
+    for opts in ([], [Opt(VEC, axis, 8)], [Opt(VEC, 0, 4)]):
+        check(case, *opts, Opt(OptOps.STREAM, 0))
+        program = lower(case.sink, CPU.target, [*opts, Opt(OptOps.STREAM, 0)])
+        stores = [u for u in program.uops if u.op is Ops.STORE and u.src[0].op is Ops.INDEX]
+        for store in stores:
+            assert (store.arg == "nontemporal") == (store.src[0].src[0].arg.slot == 0)
+
+
+@pytest.mark.parametrize("rows, columns", [(2, 64), (3, 65), (5, 128), (37, 200)])
+def test_whole_vectors_and_what_is_left_over_go_past_the_caches(rows, columns):
+    i, j = out(rows, 0), out(columns, 1)
+    a = some(rows, columns)
+    ast = sink(param(0, rows, columns).index(i, j).store(param(1, rows, columns).index(i, j) * 2.0))
+    case = Case(ast, [blank(rows, columns), a], [a * 2, a])
+    check(case, Opt(VEC, 1, 64), Opt(OptOps.STREAM, 0))
+    check(case, Opt(VEC, 1, 16), Opt(THREAD, 1), Opt(OptOps.STREAM, 0))
+
+
+@pytest.mark.parametrize(
+    "name, opts, rule",
+    [
+        ("in_place", [Opt(OptOps.STREAM, 0)], "it is read here as well"),
+        ("transposed", [Opt(OptOps.STREAM, 1)], "no such store"),
+        ("transposed", [Opt(OptOps.STREAM, None)], "no such axis"),
+        ("transposed", [Opt(OptOps.STREAM, 0)] * 2, "past the caches already"),
+        ("written_rows_float32", [Opt(OptOps.STREAM, 0)], "in the order of its loops"),
+    ],
+)
+def test_which_stores_stay_in_the_caches(name, opts, rule):
+    kernel = Kernel(CASES[name]().sink, CPU.target)
+    with pytest.raises(KernelOptError, match=rule):
+        for opt in opts:
+            kernel.apply_opt(opt)

@@ -254,6 +254,7 @@ cdef class Expansion:
     cdef list loops                # LoopPlans in nesting order
     cdef list axes                 # AxisPlans
     cdef list stores
+    cdef set streamed              # memory that is stored to past the caches
     cdef list hoisted              # REDUCEs and STAGEs, sources first
     cdef object private_stages     # those of them that fill memory of the thread, a set
     cdef dict infos
@@ -340,6 +341,7 @@ cdef class Expansion:
             self.axes.append(axis)
             self.count_tiles(axis)
         self.stores = list(sink.src)
+        self.streamed = {s.src[0].src[0] for s in sink.src if s.arg == "nontemporal"}
         self.hoisted = [n for n in order if (<Node>n).c_op == OP_REDUCE or (<Node>n).c_op == OP_STAGE]
         self.private_stages = 0
         for k, n in enumerate(self.hoisted):
@@ -1610,9 +1612,10 @@ cdef class Expansion:
     cdef int write(self, Node index, Node offset, Node value, Node gate) except -1:
         """A STORE, in the innermost loop."""
         cdef Node address = self.address(index, offset)
+        cdef object way = "nontemporal" if index.src[0] in self.streamed else None
         src = (address, value) if gate is None else (address, value, gate)
         (<Scope>self.scopes[len(self.scopes) - 1]).lines.append(
-            make(OP_STORE, types.VOID, src, None, None)
+            make(OP_STORE, types.VOID, src, way, None)
         )
         return 0
 

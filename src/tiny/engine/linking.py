@@ -27,6 +27,7 @@ def target_record(target: Target) -> list[Any]:
         target.vector_bytes,
         target.l1_bytes,
         target.l2_bytes,
+        target.llc_bytes,
         target.has_local,
         target.local_bytes,
         target.max_buffers,

@@ -246,6 +246,7 @@ def cpu_target(device: str, options: str = "") -> Target:
         threads=threads(),
         l1_bytes=cache_bytes(1) or 32 << 10,
         l2_bytes=cache_bytes(2) or 512 << 10,
+        llc_bytes=cache_bytes(3) or 16 << 20,
         units=_units(arch, features, vector_bytes),
     )
 

@@ -18,7 +18,8 @@ class Target:
     `features` are instruction sets or extensions by the names that the compiler uses, only those
     that code may use. `dtypes` can be loaded, stored and converted; what is not in `native_ops`
     is made of other operations before rendering. `vector_bytes` is the width of a register,
-    `threads` how many may run a kernel, `max_buffers` how many buffers a kernel may have.
+    `threads` how many may run a kernel, `max_buffers` how many buffers a kernel may have,
+    `llc_bytes` the size of the last cache, which all share.
     `has_local`: there are work-items that share `local_bytes` of memory. `units` multiply
     matrices, those first that are worth most.
     """
@@ -33,6 +34,7 @@ class Target:
     threads: int = 1
     l1_bytes: int = 32 << 10
     l2_bytes: int = 512 << 10
+    llc_bytes: int = 16 << 20
     has_local: bool = False
     local_bytes: int = 0
     units: tuple[MatrixUnit, ...] = ()

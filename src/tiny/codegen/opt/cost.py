@@ -14,7 +14,7 @@ from tiny.codegen.opt.constants import Costs, costs_of
 from tiny.codegen.opt.nests import Access, Nest, axes_of
 from tiny.uop.target import Target
 
-__all__ = ["Level", "NestCost", "Operand", "Tile", "fill_cost", "moved", "registers_of"]
+__all__ = ["LINE", "Level", "NestCost", "Operand", "Tile", "fill_cost", "moved", "registers_of"]
 
 WORTH_TRANSPOSING = 4  # rows, from which on lowering does so
 REUSE = 4  # vectors loaded of an element, from which on packing it may pay

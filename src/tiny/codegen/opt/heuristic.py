@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from operator import attrgetter
 
 from tiny.codegen.opt.columns import column_opts
-from tiny.codegen.opt.cost import Tile, registers_of
+from tiny.codegen.opt.cost import LINE, Tile, registers_of
 from tiny.codegen.opt.loops import Loops, Plan, shares_evenly
 from tiny.codegen.opt.nests import Access, Nest, axes_of
 from tiny.codegen.opt.opts import KernelOptError, Opt, OptOps
@@ -16,6 +16,7 @@ from tiny.codegen.opt.splits import SplitKernel
 from tiny.codegen.opt.streams import find_stream, plan_stream
 from tiny.codegen.opt.tiles import TRANSPOSED_ROWS, Tiles
 from tiny.helpers import TC, TC_OPT, TC_SELECT
+from tiny.uop.ops import Ops
 
 __all__ = ["choose_opts", "opts_beside_unit"]
 
@@ -157,6 +158,7 @@ class _Choice:
             if len(self.nests) == 1 and cost > self.costs.worth_arranging:
                 self.block_copy(nest, tile)
         self.share(seconds)
+        self.stream(seconds)
         return self.kernel.applied_opts
 
     def tile(self, nest: Nest) -> Tile:
@@ -329,6 +331,32 @@ class _Choice:
             places = [k for k in kernel.nest_order if k in (row, lane, *blocks)]
             inner = [k for k in places if k not in blocks]
             self.order_loops([*[k for k in places if k in blocks], *inner])
+
+    def stream(self, seconds: float) -> None:
+        """Let results go past the caches where they would only drive out what is there.
+
+        Only where memory is what takes the time, and something is read as well: cores fill whole
+        lines without reading them first, if they do nothing else.
+        """
+        kernel, main = self.kernel, self.nests[-1]
+        read = {n.src[0] for n in kernel.loads if n.src[0].op is Ops.PARAM}
+        read_bytes, stored_bytes = (
+            sum(math.prod(p.arg.shape) * p.dtype.itemsize for p in memory)
+            for memory in (read, kernel.written - read)
+        )
+        total = read_bytes + stored_bytes
+        if total < kernel.target.llc_bytes or seconds > total / self.costs.bytes_per_second:
+            return
+        if 4 * read_bytes < stored_bytes:
+            return
+        for number, store in enumerate(main.stores):
+            # whole lines, each in one go
+            near = [k for k in axes_of(store.mask) if store.strides.get(k) == 1]
+            steps = [kernel.axes[k].step for k in near]
+            steps += [0 if s is None else s for k, s in store.strides.items() if k not in near]
+            is_whole = all(s * store.itemsize % LINE == 0 for s in steps)
+            if len(near) == 1 and is_whole and None not in store.strides.values():
+                _try(kernel, Opt(OptOps.STREAM, number))
 
     # ------------------------------------------------------------ threads
 

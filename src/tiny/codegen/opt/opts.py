@@ -23,6 +23,7 @@ class OptOps(Enum):
     STAGE = 6  # keep what is read of an operand inside a loop in memory of its own
     BLOCK = 7  # a loop over blocks of n elements, outside of the one over what is in a block
     TC = 8  # a matrix unit ("tensor core") multiplies and adds up
+    STREAM = 9  # what is stored goes to memory past the caches
 
     def __repr__(self) -> str:
         return f"OptOps.{self.name}"
@@ -37,10 +38,10 @@ class Opt(NamedTuple):
 
     `arg` is the number of elements for UPCAST, UNROLL, VEC and BLOCK; the other axis for SWAP;
     the number of the load in `Kernel.loads` for STAGE, whose `axis` is None for outside all
-    loops. THREAD has none. TC comes first; its `axis` is the number of a choice of axes, best
-    first, and its `arg` is (unit, level, use): the number of a unit of the target, -1 for the
-    first that can; how much may be done for it, from 0 to 2 (see `unit_uses`); 1 to use it, 2 for
-    the same shape without its instruction.
+    loops. THREAD and STREAM have none; the `axis` of STREAM is the number of a store. TC comes
+    first; its `axis` is the number of a choice of axes, best first, and its `arg` is (unit, level,
+    use): the number of a unit of the target, -1 for the first that can; how much may be done for
+    it, from 0 to 2 (see `unit_uses`); 1 to use it, 2 for the same shape without its instruction.
     """
 
     op: OptOps

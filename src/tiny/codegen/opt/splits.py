@@ -106,6 +106,7 @@ class SplitKernel:
         self.kept = frozenset([k for k, p in params if p.arg.slot in self._kept_slots])
         self.is_in_place = any(n.src[0] in self.written for n in self.loads)
         self.prologues = find_prologues(order, self.written)
+        self.streamed: frozenset[int] = frozenset()  # numbers of stores
         self._tiled: TiledKernel | None = None
         self.fills: tuple[Fill, ...] = ()  # of what is tiled
 
@@ -221,7 +222,11 @@ class SplitKernel:
         number = -1 if opt.axis is None else opt.axis
         if opt.op is OptOps.UNROLL and number >= 0:
             number += self.first_reduce
-        self._check(0 <= number < len(self.axes), opt, "there is no such axis")
+        self._check(number >= 0, opt, "there is no such axis")
+        if opt.op is OptOps.STREAM:
+            self._stream(opt, number)
+            return
+        self._check(number < len(self.axes), opt, "there is no such axis")
         if opt.op is OptOps.SWAP:
             self._swap(opt, number)
         elif opt.op is OptOps.THREAD:
@@ -372,6 +377,14 @@ class SplitKernel:
         self.made_words -= {number}
         self.staged[number] = opt.axis
 
+    def _stream(self, opt: Opt, number: int) -> None:
+        check, stores = self._check, self.ast.src
+        check(number < len(stores), opt, "there is no such store")
+        memory = stores[number].src[0].src[0]
+        check(number not in self.streamed, opt, "it goes past the caches already")
+        check(all(n.src[0] is not memory for n in self.loads), opt, "it is read here as well")
+        self.streamed |= {number}
+
     def _split(self, opt: Opt, number: int) -> None:
         axis, n = self.axes[number], self._number(opt)
         check = self._check
@@ -520,9 +533,18 @@ class SplitKernel:
                 self.target,
                 self.unit,
             )
-            self._tiled = tiling.kernel()
+            self._tiled = self._with_streams(tiling.kernel())
             self.fills = tuple(tiling.fills)
         return self._tiled
+
+    def _with_streams(self, tiled: TiledKernel) -> TiledKernel:
+        """With the stores marked that go past the caches."""
+        if not self.streamed:
+            return tiled
+        memory = {self.ast.src[k].src[0].src[0] for k in self.streamed}
+        stores = tiled.sink.src
+        marked = [s.replace(arg="nontemporal") if s.src[0].src[0] in memory else s for s in stores]
+        return replace(tiled, sink=tiled.sink.replace(src=tuple(marked)))
 
 
 def _places_in_stores(order: list[UOp]) -> dict[UOp, int]:
