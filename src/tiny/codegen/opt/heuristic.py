@@ -98,16 +98,22 @@ class _Choice:
         """Those for a matrix unit; () where there is none that pays."""
         if not (TC and self.kernel.target.units and self.is_contraction):
             return ()
-        trial = self.kernel.copy()
-        if not _try(trial, Opt(OptOps.TC, 0, (int(TC_SELECT), int(TC_OPT), int(TC)))):
+        use = int(TC_SELECT), int(TC_OPT), int(TC)
+        best, axis, choices = None, 0, 1
+        cost = math.inf if TC == 2 else self.known.tiles(self.nests[0], self.kernel)[0].cost
+        while axis < choices:  # the first, and the last one: lanes along the reduction
+            trial = self.kernel.copy()
+            if not _try(trial, Opt(OptOps.TC, axis, use)):
+                break
+            choices = trial.unit_choices
+            axis = choices - 1 if axis < choices - 1 else choices
+            other = _Choice(trial)
+            price = other.known.tiles(other.nests[0], trial)[0].cost
+            if other.is_contraction and price < cost:
+                best, cost = other, price
+        if best is None or not best.multiplication(best.nests[0]):
             return ()
-        other = _Choice(trial)
-        if not other.is_contraction:
-            return ()
-        mine, theirs = (c.known.tiles(c.nests[0], c.kernel)[0].cost for c in (self, other))
-        if (TC == 1 and theirs >= mine) or not other.multiplication(other.nests[0]):
-            return ()
-        return other.kernel.applied_opts
+        return best.kernel.applied_opts
 
     def multiplication(self, nest: Nest) -> bool:
         """Choose all else for a sum that a matrix unit computes. False if it is small."""

@@ -180,6 +180,7 @@ class Loops:
         is_needed = per_read > 1 or bool(load.gate)
         # lanes that lie apart are worth packing even if they are read once
         least = reads * lanes / (1 if per_read > 1 else LEAST_READS)
+        least = math.inf if load.is_made else least  # those are packed in any case
         capacity = self.kernel.target.l2_bytes // 4 * 3
         depends = False
         for k in range(-1, len(levels)):

@@ -53,6 +53,7 @@ class SplitKernel:
         self.strict = bool(STRICT_REDUCE)
         self.target = target
         self.unit: UnitUse | None = None
+        self.unit_choices = 0  # of axes, for the unit
         self.before: SplitKernel | None = None  # as it was before a unit was chosen
         self.made_words: frozenset[int] = frozenset()  # of its operands, by themselves
         self.applied_opts: tuple[Opt, ...] = ()
@@ -269,6 +270,7 @@ class SplitKernel:
             raise KernelOptError(f"{self._text(opt)}: {e}") from None
         check(opt.axis is not None and 0 <= opt.axis < len(ways), opt, "no such choice of axes")
         way = ways[opt.axis or 0]
+        self.unit_choices = len(ways)
         self.before = copy.copy(self)
         self._read(way.ast)
         self.unit = way
@@ -394,7 +396,7 @@ class SplitKernel:
         check(axis.step == lanes, opt, f"the axis is split already, by {axis.step}")
         if lanes > 1:
             check(opt.op is not OptOps.VEC or n % lanes == 0, opt, f"no multiple of {lanes} lanes")
-            n = n * lanes if opt.op is OptOps.UPCAST else n
+            n = n if opt.op is OptOps.VEC else n * lanes
         most = axis.size
         if most is not None and opt.op is OptOps.VEC:  # the last vector may have idle lanes
             full = self.vector_lanes(number)

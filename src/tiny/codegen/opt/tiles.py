@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from operator import attrgetter
 
@@ -120,6 +121,15 @@ class Tiles:
                 if not tile.rows:
                     consider(wide)
         for tile in sorted(best.values(), key=_by_cost)[:CLOSER]:
+            if kernel.unit is not None and nest.own >> max(tile.lane, 0) & 1:
+                # along a reduction rows of one axis alone may not pay where those of two do
+                tile = tile._replace(lanes=min(tile.lanes, self.full[tile.lane]), rows=())
+                for row, second in itertools.permutations(rows, 2):
+                    for a in self.row_counts(nest, kernel, tile, row):
+                        one = tile._replace(rows=((row, a),))
+                        for b in self.row_counts(nest, kernel, one, second):
+                            consider(tile._replace(rows=((row, a), (second, b))))
+                continue
             if not tile.rows:
                 continue
             ((row, most),) = tile.rows

@@ -110,6 +110,8 @@ def part_of(word: UOp, k: int, dtype: DType) -> UOp:
 class UnitUse:
     """A unit for one reduction of a kernel, with the axes by number; -1 for no rows.
 
+    Where n is k, lanes lie along the reduction itself.
+
     `ast` is the kernel over words, in which the PARAMs `words` stand for what operands are read
     from. If it is `emulated`, the unit gives the shape and nothing else.
     """
@@ -255,10 +257,13 @@ class _Finder:
                 rows = [m for m in self.loops if (outputs & a.mask & ~b.mask) >> m & 1]
                 for m in reversed(rows or [-1]):
                     ways += [(n, m, k, a, b) for k in own if (a.mask & b.mask) >> k & 1]
-        if not ways:
+        if not ways and (unit.registers or not any((left.mask & right.mask) >> k & 1 for k in own)):
             raise KernelOptError("no axis of outputs belongs to one operand alone")
         # lanes along the innermost dimension of what is stored, then the longest reduction
-        ways.sort(key=lambda w: (-self.loops.index(w[0]), -self.size(w[2]) if w[2] >= 0 else 0))
+        ways.sort(key=lambda w: (-self.loops.index(w[0]), -self.size(w[2])))
+        if not unit.registers:  # each lane has sums of its own, which are added up in the end
+            pairs = [x for x in ((left, right), (right, left)) if self.pairs(unit, *x)]
+            ways += [(k, -1, k, *pairs[0]) for k in own if (left.mask & right.mask) >> k & 1]
         found, error = 0, None
         for way in ways:
             try:
@@ -285,6 +290,8 @@ class _Finder:
         size, width = over.src[0].arg, int(columns.src[0].vmax)
         if self.level < 2:
             sides = [("reduced", size, unit.k), ("lanes'", width, unit.n)]
+            if n == k:
+                sides = [("reduced", size, unit.k * unit.n)]
             if unit.m > 1:
                 sides.append(("rows'", self.size(m) if m >= 0 else 1, unit.m))
             for name, length, unit_size in sides:
