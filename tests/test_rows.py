@@ -6,8 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from tiny import Tensor
+from tiny import GlobalCounters, Tensor
+from tiny.dtype import dtypes
 from tiny.helpers import Context
+from tiny.schedule.rows import keep_rows
+from tiny.uop.ops import AxisType, KernelInfo, Ops, UOp
 
 
 def numbers(*shape: int) -> np.ndarray:
@@ -126,3 +129,80 @@ def test_a_single_row_has_one_value_for_any_number_of_threads():
     for other in found[1:]:
         for a, b in zip(found[0], other, strict=True):
             np.testing.assert_array_equal(a, b)
+
+
+def test_forward_and_backward_of_rows_are_one_kernel():
+    x, g = Tensor(numbers(64, 600)).realize(), Tensor(numbers(64, 600)).realize()
+    for name in ("softmax", "log_softmax", "layernorm", "rms"):
+        y = FORMULAS[name][0](x)
+        before = GlobalCounters.kernel_count
+        Tensor.realize(y, *y.gradient(x, gradient=g))
+        assert GlobalCounters.kernel_count == before + 1, name
+
+
+def test_a_row_s_sums_are_kept_in_registers_unless_others_want_them():
+    x = Tensor(numbers(300, 70)).realize()
+    most = x.max(1, keepdim=True)
+    shares = (x - most).exp()
+    column = (shares * most).sum(0)  # reads what the rows gave in another kernel
+    Tensor.realize(shares, most, column)
+    wide = numbers(300, 70).astype(np.float64)
+    peak = wide.max(1, keepdims=True)
+    np.testing.assert_allclose(shares.numpy(), np.exp(wide - peak), rtol=1e-6)
+    np.testing.assert_array_equal(most.numpy(), peak.astype(np.float32))
+    np.testing.assert_allclose(column.numpy(), (np.exp(wide - peak) * peak).sum(0), rtol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(40, 7, 33), (5, 6, 129), (4, 1, 8)])
+def test_rows_of_planes_join_whatever_their_loops(shape):
+    """Row values over two loops, used along a third, along two, and by themselves."""
+    x = Tensor(numbers(*shape)).realize()
+    s = x.sum(2, keepdim=True)
+    a, b, c = x - s, (x * s).reshape(shape[0], -1), s.reshape(-1) * 2
+    d = x - x.sum((1, 2), keepdim=True)
+    Tensor.realize(a, b, c, d)
+    wide = numbers(*shape).astype(np.float64)
+    total = wide.sum(2, keepdims=True)
+    for got, want in (
+        (a, wide - total),
+        (b, (wide * total).reshape(shape[0], -1)),
+        (c, total.reshape(-1) * 2),
+        (d, wide - wide.sum((1, 2), keepdims=True)),
+    ):
+        np.testing.assert_allclose(got.numpy(), want, rtol=1e-5, atol=1e-4)
+
+
+# ---------------------------------------------------------------- what several loops compute alike
+
+
+def rows_kernel(make, size: int = 64) -> UOp:
+    """A kernel that stores value(j) times a sum of other(r) along each of 8 rows."""
+    i, j = UOp.range(8, 0), UOp.range(64, 1)
+    r = UOp.range(size, 2, AxisType.REDUCE)
+    x = UOp.placeholder((8, 64), dtypes.float32, 1)
+    value, other = make(x.index(i, j)), make(x.index(i, r))
+    into = UOp.placeholder((8, 64), dtypes.float32, 0).index(i, j)
+    return UOp.sink(into.store(value * other.reduce(r)), arg=KernelInfo())
+
+
+def exp_of(x: UOp) -> UOp:
+    return UOp(Ops.MATH, x.dtype, (x,), "exp")
+
+
+def test_what_two_loops_over_a_row_compute_is_kept():
+    kept, reason = keep_rows(rows_kernel(exp_of), 1 << 20)
+    ops = [n.op for n in kept.postorder()]
+    assert ops.count(Ops.STAGE) == 1 and ops.count(Ops.MATH) == 1 and "256 B kept" in reason
+
+
+@pytest.mark.parametrize(
+    ("make", "size", "most"),
+    [
+        (lambda x: x * x + 1.0, 64, 1 << 20),  # cheaper than to store and load
+        (exp_of, 32, 1 << 20),  # loops of other sizes
+        (exp_of, 64, 255),  # no room
+    ],
+)
+def test_nothing_is_kept_where_it_does_not_pay(make, size, most):
+    kernel = rows_kernel(make, size)
+    assert keep_rows(kernel, most) == (kernel, "")

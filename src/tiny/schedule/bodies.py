@@ -188,6 +188,11 @@ class Body:
         self.inner.append([Piece(r.src[0], r.arg.kind) for r in part.inner])
         return {r: [(p, 1)] for r, p in zip(part.inner, self.inner[-1], strict=True)}
 
+    def open_columns(self, pieces: Sequence[Piece]) -> None:
+        """Loops inside of those that it has, for what is stored along each row."""
+        self.loops += pieces
+        self.row_major += pieces
+
     def add(self, part: Part, where: Where) -> None:
         """Make a kernel part of it; its ranges are these pieces."""
         self.parts.append((part, where))

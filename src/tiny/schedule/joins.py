@@ -15,6 +15,7 @@ writes may be read in it at the index of the store only, and nowhere else in its
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import TypeVar
 
@@ -33,6 +34,7 @@ from tiny.schedule.bodies import (
 )
 from tiny.schedule.kernels import Memory
 from tiny.schedule.order import Step, Steps
+from tiny.schedule.rows import keep_rows
 from tiny.uop.ops import Ops, UOp
 from tiny.uop.target import Target
 
@@ -165,7 +167,8 @@ class _Joiner:
             if found is None:
                 cuts.undo()
                 continue
-            where, memory = found
+            where, memory, columns = found
+            body.open_columns(columns)
             where.update(body.open_inner(part))
             body.joined.append((f"{part.step.reason}, in the same loops, has in hand", memory))
             body.level = level
@@ -175,20 +178,22 @@ class _Joiner:
 
     @staticmethod
     def _reduces_the_same(body: Body, part: Part) -> bool:
-        """Whether both reduce over something in common, which the second then finds in the cache.
+        """Whether the second reads what the first reduces over, which it then finds in the cache.
 
-        A mean and a variance, or a maximum and a sum of exponentials.
+        A mean and a variance, or a maximum and a sum of exponentials; and what is made of a row.
         """
         if not body.has_reduce or body.has_stage or body.is_contraction:
             return False
-        return any(
-            r.is_nested and any(s.is_nested for _, _, s in body.reads.get(r.memory[0], ()))
-            for r in part.reads
-        )
+        return any(s.is_nested for r in part.reads for _, _, s in body.reads.get(r.memory[0], ()))
 
-    def _where_it_goes_on(self, body: Body, part: Part, cuts: Cuts) -> tuple[Where, Memory] | None:
+    def _where_it_goes_on(
+        self, body: Body, part: Part, cuts: Cuts
+    ) -> tuple[Where, Memory, list[Piece]] | None:
         """Where the loops of a kernel are in a body, if all that they both use, one of them
-        written, they use at the same place in each step; and what told so."""
+        written, they use at the same place in each step; what told so; and loops that are new.
+
+        New loops are those of columns: what is reduced in each row is used along the row.
+        """
         target = part.target
         assert target is not None
         written = part.step.written
@@ -212,24 +217,54 @@ class _Joiner:
         ours, theirs, memory = anchor
         if ours is None or theirs is None or ours[0] != theirs[0]:
             return None
-        if set(theirs[1]) != set(part.loops):
-            return None
-        pieces = {leaf for p in body.loops for leaf, _ in p.leaves()}
-        if set(ours[1]) != pieces:
-            return None
         where = align(list(ours[1].items()), list(theirs[1].items()), cuts)
-        if where is None or not self._agree(body, part, where):
+        if where is None:
+            return None
+        order, nest, columns = leaves_of(body.row_major), leaves_of(body.loops), list[Piece]()
+        rows = {leaf for r in theirs[1] for p, _ in where[r] for leaf in leaves_of([p])}
+        left = [p for p in order if p not in rows]
+        mine_left = [r for r in part.loops if r not in theirs[1]]
+        if left or mine_left:
+            if not self._are_rows(body, rows, order, nest):
+                return None
+            if not left:
+                columns = [Piece(r.src[0], r.arg.kind) for r in mine_left]
+                where.update({r: [(p, 1)] for r, p in zip(mine_left, columns, strict=True)})
+                order, nest = [*order, *columns], [*nest, *columns]
+            elif not mine_left:
+                order, nest = order[: len(rows)], nest[: len(rows)]
+            else:
+                more = align(
+                    _dense([(p, p.size) for p in left]),
+                    _dense([(r, r.src[0]) for r in part.row_major() or () if r in mine_left]),
+                    cuts,
+                )
+                if more is None:
+                    return None
+                where.update(more)
+                order, nest = leaves_of(body.row_major), leaves_of(body.loops)
+        if not self._agree(body, part, where):
             return None
         # not transposed: the memory of both is walked through in one order
         mine = terms_of(part, where, part.store.src[0])
         if mine is None:
             return None
-        order = sorted(mine[1], key=lambda p: -abs(mine[1][p]))
-        if order != leaves_of(body.row_major):
+        if sorted(mine[1], key=lambda p: -abs(mine[1][p])) != order:
             return None
-        if part.has_reduce and _nest_of(part, where) != leaves_of(body.loops):
+        if part.has_reduce and _nest_of(part, where) != nest:
             return None
-        return where, memory
+        return where, memory, columns
+
+    @staticmethod
+    def _are_rows(
+        body: Body, rows: Collection[Piece], order: Sequence[Piece], nest: Sequence[Piece]
+    ) -> bool:
+        """Whether some loops are the outer ones of a body, that reduces in each of several."""
+        if body.is_contraction or body.has_stage or not body.has_reduce:
+            return False
+        count = math.prod(int(p.size.vmax) for p in rows)
+        first = len(rows)
+        return count >= FEWEST_ROWS and set(order[:first]) == set(nest[:first]) == set(rows)
 
     @staticmethod
     def _agree(body: Body, part: Part, where: Where) -> bool:
@@ -416,7 +451,14 @@ class _Joiner:
             for made in body.made.values()
             if made.memory[0] in self.kept or self.readers.get(made.memory, {}).keys() != {body}
         }
-        return build(bodies, stored)
+        step = build(bodies, stored)
+        body = bodies[0]
+        if len(bodies) == 1 and body.has_reduce and not (body.is_contraction or body.has_stage):
+            most = self.targets[body.device].l2_bytes // 2
+            step.kernel, reason = keep_rows(step.kernel, most)
+            if reason:
+                step.joined.append((reason, None))
+        return step
 
 
 class _Batch:
