@@ -25,7 +25,7 @@ from tiny.codegen.lower.phases import split_phases
 from tiny.codegen.opt import Opt, OptOps
 from tiny.dtype import dtypes
 from tiny.runtime.python import interpret
-from tiny.uop.ops import Ops, UOp
+from tiny.uop.ops import KernelInfo, Ops, UOp
 from tiny.uop.spec import spec_kernel, verify
 
 
@@ -315,3 +315,14 @@ def test_a_negative_zero_is_not_what_a_load_gives_that_is_off():
     interpret(lower(ast, TARGET), memory, {})
     np.testing.assert_array_equal(memory[0], [*some(4)[:2], 0, 0])
     assert np.signbit(memory[0][2:]).all()
+
+
+def test_a_remainder_in_a_kernel_without_loops_has_no_phases():
+    at = UOp.const(0, dtypes.index)
+    value = (
+        UOp.placeholder((1,), dtypes.int32, 1)
+        .index(at)
+        .alu(Ops.FLOORMOD, UOp.const(5, dtypes.int32))
+    )
+    ast = UOp.sink(UOp.placeholder((1,), dtypes.int32, 0).index(at).store(value), arg=KernelInfo())
+    assert split_phases(ast) is ast

@@ -39,9 +39,9 @@ def split_phases(sink: UOp) -> UOp:
     An output range is split where its size is a multiple of the step.
     """
     order = sink.postorder()
-    if not any(n.op is Ops.FLOORMOD for n in order):
-        return sink
     sums = [n for n in order if n.op is Ops.REDUCE]
+    if not sums or not any(n.op is Ops.FLOORMOD for n in order):
+        return sink
     uses = Counter(r for n in sums for r in n.src[1:])
     last = max(n.arg.axis for n in order if n.op is Ops.RANGE)
     phases: dict[UOp, tuple[UOp, int]] = {}  # of output ranges: the phase, and the step
