@@ -146,6 +146,19 @@ def test_few_columns_have_lanes_along_the_sum():
 # ---------------------------------------------------------------- sums
 
 
+def test_what_follows_a_sum_is_priced_without_lanes_where_it_can_have_none():
+    """Lanes along the sum leave it to single values, so rows of them, or other lanes, pay."""
+    i, j, k = out(37, 0), out(184, 1), red(692, 2)
+    value = (param(1, 37, 692).index(i, k) * param(2, 184, 692).index(j, k)).reduce(k)
+    kernel = Kernel(sink(param(0, 37, 184).index(i, j).store(value.exp2())), WIDE)
+    known = Tiles(kernel)
+    (main,) = [n for n in known.nests if n.sums]
+    tile = known.priced(main, Tile(2, 64))
+    stores = known.nests[-1]
+    assert tile.cost == known.costs[main].seconds(tile) + known.plain[stores]
+    assert len([o for o in choose_opts(kernel) if o.op in (OptOps.VEC, OptOps.UPCAST)]) >= 2
+
+
 def test_a_sum_of_rows_has_lanes_along_them():
     found = chosen(total(64, 4096, axis=1))
     assert [o.axis for o in found[VEC]] == [1]

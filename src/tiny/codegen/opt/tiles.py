@@ -53,7 +53,8 @@ class Tiles:
     def priced(self, nest: Nest, tile: Tile) -> Tile:
         """A tile with what the kernel costs: lanes and rows are those of all nests that have them.
 
-        Nests that have none of its axes count with what they cost, or will with lanes of their own.
+        Nests that have none of its axes count with what they cost, or will with lanes of their own,
+        which they can have along axes that this nest does not have.
         """
         cost = self.costs[nest].seconds(tile)
         axes = 1 << tile.lane if tile.lane >= 0 else 0
@@ -65,7 +66,8 @@ class Tiles:
             if n.mask & axes:
                 cost += self.costs[n].seconds(tile)
             else:
-                cost += self.plain[n] / (WIDEST if tile.lane >= 0 or not nest.own else 1)
+                may_have_lanes = n.mask & ~nest.mask and (tile.lane >= 0 or not nest.own)
+                cost += self.plain[n] / (WIDEST if may_have_lanes else 1)
         return tile._replace(cost=cost)
 
     def tiles(self, nest: Nest, kernel: SplitKernel) -> list[Tile]:
