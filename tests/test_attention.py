@@ -102,6 +102,29 @@ def test_what_a_query_does_not_see_makes_no_difference(x):
     np.testing.assert_allclose(found.numpy()[:, :15], right[:, :15], atol=3e-6)
 
 
+@pytest.mark.parametrize("query, keys, width", SHAPES[:5] + SHAPES[6:7])
+def test_gradients_of_a_causal_mask_are_those_of_the_mask(query, keys, width):
+    arrays = drawn(*query), drawn(*keys, seed=1), drawn(*keys[:-1], width, seed=2)
+    mask = Tensor(np.tril(np.ones((query[-2], keys[-2]), bool)))
+    found = []
+    for options in ({"is_causal": True}, {"attn_mask": mask}):
+        tensors = [Tensor(a) for a in arrays]
+        result = tensors[0].scaled_dot_product_attention(*tensors[1:], **options)
+        found.append([g.numpy() for g in (result * result).sum().gradient(*tensors)])
+    for a, b in zip(*found, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("x", [math.nan, math.inf])
+def test_what_is_not_seen_gives_no_gradient_that_is_no_number(x):
+    q, k, v = (drawn(2, 21, 16, seed=s) for s in range(3))
+    k[:, 15:], v[:, 15:] = x, x
+    tensors = [Tensor(a) for a in (q, k, v)]
+    found = tensors[0].scaled_dot_product_attention(*tensors[1:], is_causal=True)
+    (gradient,) = found[:, :15].sum().gradient(tensors[0])
+    assert np.isfinite(gradient.numpy()[:, :15]).all()
+
+
 @pytest.mark.parametrize("dtype, tolerance", [("float64", 1e-14), ("float16", 1e-3)])
 def test_attention_of_other_floats(dtype, tolerance):
     q, k, v = (drawn(2, 30, 24, seed=s, dtype=dtype) for s in range(3))

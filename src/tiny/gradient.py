@@ -498,7 +498,17 @@ def _reciprocal(node: UOp, g: UOp) -> Gradients:
 
 def _multiply(node: UOp, g: UOp) -> Gradients:
     x, y = node.src
+    if g.op is Ops.WHERE and _is_zero(g.src[2]) and not _is_singular(node):
+        # of chosen products that are summed: chosen again, so that sums know what adds nothing
+        condition, chosen, zero = g.src
+        parts = [chosen.alu(Ops.MUL, s) for s in (y, x)]
+        return [condition.alu(Ops.WHERE, part, zero) for part in parts]
     return g.alu(Ops.MUL, y), g.alu(Ops.MUL, x)
+
+
+def _is_zero(x: UOp) -> bool:
+    """Whether this is 0 everywhere, for all that is seen of it."""
+    return x.base.op is Ops.CONST and x.base.arg == 0
 
 
 def _divide(node: UOp, g: UOp) -> Gradients:

@@ -728,14 +728,17 @@ cdef class Expansion:
         if not loop.needs or not PyLong_Check(axis.size) or main.at is not None:
             return found
         for need in loop.needs:
+            if not need.factor:
+                main.count = self.if_needed(need, main.count)
+                continue
             count = self.boundary(need, True)
             if need.factor > 0:
                 end = count if end is None else self.least(end, count)
             else:
                 start = count if start is None else self.most(start, count)
-        full = main.count.arg
         need = loop.needs[0]
-        if len(loop.needs) == 1 and need.conditions and loop.is_innermost and axis.lanes == 1:
+        if len(loop.needs) == 1 and need.factor and need.conditions and loop.is_innermost and axis.lanes == 1:
+            full = main.count.arg
             known = {self.conditions[k] for k in need.conditions if self.conditions[k] in self.infos}
             if len(known) == len(need.conditions):
                 sure = self.least(self.boundary(need, False), self.index_const(full))
@@ -771,13 +774,8 @@ cdef class Expansion:
                 return True
         return False
 
-    cdef Node boundary(self, object need, bint is_low):
-        """How many iterations there are before a need can not hold any more, or may not.
-
-        Of one that holds late: before it can hold, or has to.
-        """
-        cdef int64_t factor = abs(<int64_t>need.factor)
-        cdef int64_t sign = -1 if need.factor > 0 else 1
+    cdef tuple rest(self, object need, bint is_low, int64_t sign):
+        """(sum over loops that are open or None, constant): the rest of a need times a sign."""
         cdef int64_t constant = sign * <int64_t>(need.low if is_low else need.high)
         cdef Node total = None, place, part
         cdef object leaf
@@ -793,6 +791,30 @@ cdef class Expansion:
                 continue
             part = self.times(place, sign * <int64_t>times)
             total = part if total is None else self.emit(make2(OP_ADD, types.INDEX, total, part))
+        return total, constant
+
+    cdef Node if_needed(self, object need, Node count):
+        """The number of iterations of a loop, 0 where it is not needed at all."""
+        cdef Node total
+        cdef int64_t constant
+        total, constant = self.rest(need, True, 1)
+        if total is None:
+            return count if constant < 0 else self.index_const(0)
+        return self.emit(make3(
+            OP_WHERE, types.INDEX,
+            self.emit(make2(OP_CMPLT, types.BOOL, total, self.index_const(-constant))),
+            count, self.index_const(0),
+        ))
+
+    cdef Node boundary(self, object need, bint is_low):
+        """How many iterations there are before a need can not hold any more, or may not.
+
+        Of one that holds late: before it can hold, or has to.
+        """
+        cdef int64_t factor = abs(<int64_t>need.factor), constant
+        cdef int64_t sign = -1 if need.factor > 0 else 1
+        cdef Node total
+        total, constant = self.rest(need, is_low, sign)
         constant += factor - 1 if sign < 0 else factor
         if total is None:
             return self.index_const(max(constant, 0) // factor)

@@ -8,7 +8,7 @@ from typing import Any, Self
 from tiny.dtype import dtypes, least_upper_dtype
 from tiny.mixin.linalg import LinalgMixin
 from tiny.mixin.movement import broadcast_shape
-from tiny.mixin.sizes import why_unequal
+from tiny.mixin.sizes import is_at_most, why_unequal
 
 
 class AttentionMixin(LinalgMixin):
@@ -65,11 +65,18 @@ class AttentionMixin(LinalgMixin):
         if enable_gqa:
             heads = query.shape[-3] if query.ndim > 2 else 1
             key, value = (x._shared_heads(heads, shapes) for x in (key, value))
-        scores = query.dot(key.transpose(-2, -1), wide) * (1 / math.sqrt(max(query.shape[-1], 1)))
+        scale = 1 / math.sqrt(max(query.shape[-1], 1))
         seen = None
         if is_causal:  # always the first key, at least
-            rows, columns = scores._places(scores.shape[-2]), scores._places(scores.shape[-1])
+            rows, columns = (query._places(x.shape[-2]) for x in (query, key))
             seen = rows.unsqueeze(-1) >= columns
+            # products that are not seen are left out here and below, and in gradients: whatever
+            # the values are then, and in no time
+            query, key = query.cast(wide), key.cast(wide)
+            products = query.unsqueeze(-2) * key.unsqueeze(-3)
+            scores = seen.unsqueeze(-1).where(products, 0).sum(-1) * scale
+        else:
+            scores = query.dot(key.transpose(-2, -1), wide) * scale
         if attn_mask is not None:
             if not (attn_mask.dtype is dtypes.bool or dtypes.is_float(attn_mask.dtype)):
                 raise TypeError(
@@ -88,14 +95,13 @@ class AttentionMixin(LinalgMixin):
         fits = scores - top
         weights = (fits if seen is None else seen.where(fits, -math.inf)).exp()
         total = (weights if seen is None else seen.where(weights, 0)).sum(-1, keepdim=True)
-        if attn_mask is not None:
+        if attn_mask is not None or not is_at_most(1, key.shape[-2]):
             total = total.eq(0).where(1, total)
         weights = weights.dropout(dropout_p)
         value = value.cast(wide)
         if seen is None:
             found = weights.dot(value)
         else:
-            # what is not seen is left out, whatever its value is, and no time is spent on it
             products = weights.unsqueeze(-1) * value.unsqueeze(-3)
             found = seen.unsqueeze(-1).where(products, 0).sum(-2)
         # shared out in the end: a division for each value, not for each weight

@@ -14,10 +14,10 @@ __all__ = ["Loop", "Need", "TiledAxis", "TiledKernel", "axis_masks"]
 class Need:
     """An inequality that holds where an iteration of a loop is needed: part + rest < 0.
 
-    `part` is `factor` times the number of the iteration. The rest is between `low` and `high` but
-    for multiples of `others`, leaves of other loops: (leaf, factor, least, most), the last two for
-    where that loop is not open. Where the rest can not be more than it needs to be, all of
-    `conditions` hold, places in `TiledKernel.conditions`.
+    `part` is `factor` times the number of the iteration; with 0 it is about the whole loop. The
+    rest is between `low` and `high` but for multiples of `others`, leaves of other loops: (leaf,
+    factor, least, most), the last two for where that loop is not open. Where the rest can not be
+    more than it needs to be, all of `conditions` hold, places in `TiledKernel.conditions`.
     """
 
     factor: int

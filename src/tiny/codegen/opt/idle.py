@@ -18,7 +18,7 @@ from tiny.codegen.opt.axes import Part
 from tiny.dtype import dtypes
 from tiny.uop.ops import AxisType, Ops, UOp
 
-__all__ = ["Inequality", "find_needs", "inequality_of", "needed_steps"]
+__all__ = ["Inequality", "find_needs", "inequality_of", "needed_steps", "without_implied"]
 
 
 class Inequality(NamedTuple):
@@ -45,12 +45,33 @@ def needed_steps(order: Iterable[UOp]) -> dict[UOp, Known]:
 
     `order` is a kernel (level 2), sources first.
     """
-    nodes = list(order)
-    if not any(n.op is Ops.WHERE for n in nodes) or not any(n.op is Ops.REDUCE for n in nodes):
-        return {}
-    wanted: dict[UOp, Known] = {}  # what holds wherever the value of a node matters
+    _, steps = _needs_of(list(order))
+    return {r: frozenset([x for x in known if r in x.ranges()]) for r, known in steps.items()}
+
+
+def without_implied(sink: UOp) -> UOp:
+    """The kernel less the choices whose conditions hold wherever they matter."""
+    nodes = sink.postorder()
+    wanted, _ = _needs_of(nodes)
+    new: dict[UOp, UOp] = {}
+    for node in nodes:
+        src = tuple([new[s] for s in node.src])
+        new[node] = node if src == node.src else node.replace(src=src)
+        known = wanted.get(node, NOTHING)
+        if node.op is Ops.WHERE and known:
+            terms = [inequality_of(t) for t in node.src[0].split_uop(Ops.AND)]
+            if all(x is not None and x in known for x in terms):
+                new[node] = src[1]
+    return new[sink]
+
+
+def _needs_of(nodes: list[UOp]) -> tuple[dict[UOp, Known], dict[UOp, Known]]:
+    """What holds wherever the value of a node matters; and at the steps of ranges that do."""
+    wanted: dict[UOp, Known] = {}
     steps: dict[UOp, Known] = {}
     ranges: dict[UOp, set[UOp]] = {}  # that a STAGE is in, with its own
+    if not any(n.op is Ops.WHERE for n in nodes) or not any(n.op is Ops.REDUCE for n in nodes):
+        return wanted, steps
 
     def want(node: UOp, known: Known) -> None:
         wanted[node] = known & wanted[node] if node in wanted else known
@@ -87,7 +108,7 @@ def needed_steps(order: Iterable[UOp]) -> dict[UOp, Known]:
             continue
         for s in node.src:
             want(s, known if node.op is not Ops.SINK else NOTHING)
-    return {r: frozenset([x for x in known if r in x.ranges()]) for r, known in steps.items()}
+    return wanted, steps
 
 
 def find_needs(
@@ -103,9 +124,15 @@ def find_needs(
     `new` is what the nodes of `order` have become, `values` the ranges of the axes (`ranges`, by
     number) as expressions of leaves, which `parts` describes.
     """
-    steps = {r: known for r, known in needed_steps(order).items() if known}
-    if not steps:
+    _, every = _needs_of(list(order))
+    if not any(every.values()):
         return {}, ()
+    # those of loops around are not asked for again inside
+    bounded = {x for r, known in every.items() for x in known if r in x.ranges()}
+    steps = {
+        r: frozenset([x for x in known if r in x.ranges() or x not in bounded])
+        for r, known in every.items()
+    }
     conditions: dict[UOp, int] = {}
     places: dict[Inequality, set[int]] = {}
     for node in order:
@@ -118,7 +145,7 @@ def find_needs(
     needs: dict[int, tuple[Need, ...]] = {}
     for entry, loop in loops.items():
         known = steps.get(ranges[loop.axis])
-        if known is None or loop.is_thread:
+        if not known or loop.is_thread:
             continue
         mine = []
         for x in sorted(known, key=lambda x: (x.constant, len(x.terms))):

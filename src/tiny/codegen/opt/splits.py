@@ -13,6 +13,7 @@ from tiny.codegen.lower.indices import linear_form
 from tiny.codegen.lower.phases import split_phases
 from tiny.codegen.lower.tiled import TiledKernel, axis_masks
 from tiny.codegen.opt.axes import Axis, Split, copies_of
+from tiny.codegen.opt.idle import without_implied
 from tiny.codegen.opt.opts import KernelOptError, Opt, OptOps
 from tiny.codegen.opt.prologues import find_prologues
 from tiny.codegen.opt.tiling import Fill, Tiling
@@ -58,7 +59,7 @@ class SplitKernel:
         self.made_words: frozenset[int] = frozenset()  # of its operands, by themselves
         self.applied_opts: tuple[Opt, ...] = ()
         self._kept_slots = frozenset(kept)
-        self._read(split_phases(place_conditions(ast, self.strict)))
+        self._read(without_implied(split_phases(place_conditions(ast, self.strict))))
 
     def _read(self, ast: UOp) -> None:
         """Find the axes of a kernel, none of them split."""
