@@ -169,7 +169,9 @@ WANTED = {
     **{f"op: {op}": 1500 for op in ("ADD", "SUB", "MUL", "MAX", "FLOORDIV", "FLOORMOD", "CDIV",
                                    "CMOD", "SHL", "SHR", "XOR", "FDIV", "SQRT", "EXP2", "LOG2",
                                    "SIN")},
-    **{f"opt: {op.name}": 25 for op in OptOps if op is not OptOps.TC},  # which needs a unit
+    # TC needs a unit, and STREAM stores of whole lines
+    **{f"opt: {op.name}": 25 for op in OptOps if op is not OptOps.TC},
+    "opt: STREAM": 250,
     **dict.fromkeys(("gate", "stage", "several stores", "several nests", "in place", "where",
                      "cast", "symbolic size", "made once, used again", "buffer read twice"), 40),
     **dict.fromkeys(("several phases", "scratch memory", "shared memory", "masked lanes"), 40),
