@@ -539,7 +539,8 @@ CASES: dict[str, Callable[[], Case]] = {
 
 def legal_opts(ast: UOp, target: Target, count: int, seed: int) -> list[tuple[Opt, ...]]:
     """Lists of Opts that are legal for a kernel, drawn at random, the empty one first."""
-    draw = random.Random(seed)
+    draw, of_stores = random.Random(seed), random.Random(seed)
+    axis_ops = [op for op in OptOps if op is not OptOps.STREAM]
     lists: dict[tuple[Opt, ...], None] = {(): None}
     for _ in range(8 * count):
         kernel = Kernel(ast, target)
@@ -547,7 +548,7 @@ def legal_opts(ast: UOp, target: Target, count: int, seed: int) -> list[tuple[Op
         for _ in range(4 * wanted):
             if len(kernel.applied_opts) == wanted:
                 break
-            op = draw.choice([OptOps.VEC, *[o for o in OptOps if o is not OptOps.STREAM]])
+            op = draw.choice([OptOps.VEC, *axis_ops])
             axis = draw.randrange(max(len(kernel.axes), 1))
             if op is OptOps.STAGE:
                 some = None if draw.random() < 0.3 else axis
@@ -562,6 +563,9 @@ def legal_opts(ast: UOp, target: Target, count: int, seed: int) -> list[tuple[Op
                 kernel.apply_opt(opt)
             except KernelOptError:
                 continue
+        stream = Opt(OptOps.STREAM, of_stores.randrange(len(ast.src)))
+        if of_stores.random() < 0.3 and kernel.allows(stream):
+            kernel.apply_opt(stream)
         lists[kernel.applied_opts] = None
         if len(lists) > count:
             break

@@ -338,3 +338,40 @@ SMALL_CACHE = replace(WIDE, llc_bytes=1 << 20)
 )
 def test_results_beyond_the_last_cache_go_past_it(ast, target, goes_past):
     assert chosen(ast, target)[OptOps.STREAM] == [Opt(OptOps.STREAM, 0)] * goes_past
+
+
+# ---------------------------------------------------------------- to computed places
+
+
+def written(way: str, rows: int = 512, columns: int = 1024) -> UOp:
+    """A kernel that writes (rows, columns) to computed places."""
+    i, j = out(rows, 0), out(columns, 1)
+    at = (i,) if way == "rows" else (i, j)
+    sizes = (rows, columns)[: len(at)]
+    place = param(2, *sizes, dtype=dtypes.int32).index(*at).cast(dtypes.index)
+    value = param(1, rows, columns).index(i, j)
+    if way == "along":
+        to = param(0, rows, columns).index(i, place)
+    elif way == "elements":
+        to = param(0, rows * columns).index(place)
+    else:
+        to = param(0, rows, columns).index(place, j)
+    return sink(UOp(Ops.STORE, dtypes.void, (to, value, *at), "ordered"))
+
+
+@pytest.mark.parametrize(
+    "way, expected",
+    [
+        ("rows", [Opt(VEC, 1, 64), Opt(BLOCK, 1, 256), Opt(THREAD, 2)]),
+        ("down", [Opt(BLOCK, 1, 256), Opt(THREAD, 2)]),
+        ("along", [Opt(THREAD, 0)]),
+        ("elements", []),
+    ],
+)
+def test_threads_share_writes_to_places_where_no_two_of_them_have_one(way, expected):
+    ast = written(way)
+    assert choose_opts(Kernel(ast, WIDE)) == tuple(expected)
+    alone = [opt for opt in expected if opt.op is VEC]
+    assert choose_opts(Kernel(ast, replace(WIDE, threads=1))) == tuple(alone)
+    few = choose_opts(Kernel(written(way, 16, 65), WIDE))
+    assert few == ((Opt(VEC, 1, 16),) if way == "rows" else ())

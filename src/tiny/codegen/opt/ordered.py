@@ -30,7 +30,7 @@ def opts_in_order(kernel: SplitKernel) -> tuple[Opt, ...]:
     if near:
         steps //= _lanes(kernel, near[0], itemsize)
     if kernel.target.threads > 1 and steps * STEP > WORTH_THREADS:
-        _threads(kernel, near, itemsize)
+        _threads(kernel, near or kernel.free_axes, itemsize)
     return kernel.applied_opts
 
 
@@ -46,13 +46,13 @@ def _lanes(kernel: SplitKernel, axis: int, itemsize: int) -> int:
     return 1
 
 
-def _threads(kernel: SplitKernel, near: list[int], itemsize: int) -> None:
+def _threads(kernel: SplitKernel, axes: list[int], itemsize: int) -> None:
     """Share the outermost loop if no two of its steps write to one place, else parts of a row."""
     loops = [k for k in kernel.nest_order if kernel.axes[k].has_loop]
     if loops and loops[0] in kernel.free_axes:
         _try(kernel, Opt(OptOps.THREAD, loops[0]))
         return
-    for axis in near:
+    for axis in axes:
         size, step = kernel.axes[axis].size, kernel.axes[axis].step
         if size is None:
             continue
