@@ -18,6 +18,8 @@ from tiny.codegen import LinearProgram, lower
 from tiny.codegen.opt import Kernel, KernelOptError, Opt, OptOps
 from tiny.device import Buffer, Device
 from tiny.dtype import DType, _to_np_dtype, dtypes
+from tiny.engine import container
+from tiny.engine.export import load_step
 from tiny.helpers import Context
 from tiny.renderer.x86_units import ALL_UNITS, units_of
 from tiny.runtime.cpu import LLVMCompiler
@@ -633,3 +635,23 @@ def test_a_captured_step_is_made_again_when_units_are_switched_off():
     with Context(TC=0):
         for _ in range(3):
             assert (step(a, a).float().numpy() == 64).all()
+
+
+def test_an_exported_step_names_the_unit_and_runs_without_it(tmp_path):
+    rng = np.random.default_rng(0)
+    a, b = (Tensor(rng.integers(-128, 128, s).astype(np.int8)) for s in ((64, 256), (256, 96)))
+    step = TinyJit(lambda a, b: a.matmul(b, dtype=I32).realize())
+    for _ in range(3):
+        expected = step(a, b).numpy()
+    step.export(tmp_path / "step.tiny")
+    found = load_step(tmp_path / "step.tiny")(a, b)
+    np.testing.assert_array_equal(found.numpy(), expected)
+    opts = [["TC", 0, [-1, 2, 1]], ["VEC", 1, 16]]
+    assert [_plain(container._opt(x)) for x in opts] == opts
+    for wrong in (["TC", 0, 1], ["TC", None, [0, 0, 1]], ["TC", 0, [0, 0]], ["TC", 0, [-2, 0, 1]]):
+        with pytest.raises(container.Damaged):
+            container._opt(wrong)
+
+
+def _plain(opt: Opt) -> list[object]:
+    return [opt.op.name, opt.axis, list(opt.arg) if isinstance(opt.arg, tuple) else opt.arg]

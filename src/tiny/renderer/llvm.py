@@ -160,6 +160,7 @@ class _Function:
         self.loops: dict[UOp, _Loop] = {}  # those that are open
         # of each open IF: where it was left, where it ends, and the registers before it
         self.branches: dict[UOp, tuple[str, str, dict[UOp, str]]] = {}
+        self.itemsizes = {p.slot: p.dtype.itemsize for p in program.params}
         # what is in a register of a matrix unit, which that has for itself
         self.in_units = _in_registers_of_units(uops)
         self.bypasses_caches = False  # whether a store here is non-temporal
@@ -388,17 +389,21 @@ class _Function:
         lanes, dtype, at = node.arg, node.dtype, self.names[node.src[0]]
         if (unit := self.in_units.get(node)) is not None:
             return self.value(unit.text.load.format(at=at))
+        buffer = node.src[0].src[0]
+        align = dtype.itemsize
+        if buffer.op is Ops.PARAM:  # words lie as the elements do that they are made of
+            align = min(align, self.itemsizes[buffer.arg.slot])
         on = self.fixed_lanes(node.src[1], lanes) if len(node.src) > 1 else range(lanes)
         if on is not None and len(on) == 0:
             return self.splat_constant(constant(0, dtype), dtype, lanes)
         if on is not None and len(on) == lanes:
-            return self.load(at, dtype, lanes, dtype.itemsize)
+            return self.load(at, dtype, lanes, align)
         element = memory_type(dtype)
         kind = f"<{lanes} x {element}>"
         if on is not None:  # a shorter vector, with zeros around it
             part = f"<{len(on)} x {element}>"
             at = self.lane_address(at, on, dtype)
-            loaded = self.value(f"load {part}, ptr {at}, align {dtype.itemsize}")
+            loaded = self.value(f"load {part}, ptr {at}, align {align}")
             picked = tuple([k - on[0] if k in on else len(on) for k in range(lanes)])
             wide = self.value(
                 f"shufflevector {part} {loaded}, {part} zeroinitializer, {_mask(picked)}"
@@ -409,13 +414,13 @@ class _Function:
             # processors that look there for a masked load take hundreds of cycles.
             gate, self.zeros = self.names[node.src[1]], max(self.zeros, lanes * dtype.itemsize)
             at = self.value(f"select i1 {gate}, ptr {at}, ptr @zeros")
-            return self.load(at, dtype, lanes, dtype.itemsize)
+            return self.load(at, dtype, lanes, align)
         gate = self.operand(node.src[1], lanes)
         loaded = self.call(
             f"llvm.masked.load.{self.vector_name(dtype, lanes)}.p0",
             kind,
             ("ptr", at),
-            ("i32", str(dtype.itemsize)),
+            ("i32", str(align)),
             (f"<{lanes} x i1>", gate),
             (kind, "zeroinitializer"),
         )
