@@ -12,11 +12,13 @@ from tiny.schedule import placement
 from tiny.schedule.schedule import forget_schedules
 
 
-@pytest.fixture(autouse=True, params=[0, 0.5], ids=["kept", "stored"])
+@pytest.fixture(autouse=True, params=["kept", "again", "stored"])
 def least_stored(request, monkeypatch):
-    """Rows of scores are kept however few they are; and only where they are many."""
+    """Rows of scores are kept however few they are; made again as well; only where many."""
     forget_schedules()
-    monkeypatch.setattr(placement, "LEAST_STORED", request.param)
+    monkeypatch.setattr(placement, "LEAST_STORED", 0.5 if request.param == "stored" else 0)
+    if request.param == "again":
+        monkeypatch.setattr(placement, "HUGE_NBYTES", 0)
     yield request.param
     monkeypatch.undo()
     forget_schedules()
@@ -152,4 +154,12 @@ def test_it_is_one_kernel_where_scores_are_kept(least_stored):
     x = [Tensor.empty(4, 40, 32) for _ in range(3)]
     before = GlobalCounters.kernel_count
     x[0].scaled_dot_product_attention(*x[1:]).realize()
-    assert GlobalCounters.kernel_count - before == (2 if least_stored else 1)
+    assert GlobalCounters.kernel_count - before == (2 if least_stored == "stored" else 1)
+
+
+def test_gradients_store_no_scores_where_those_are_large(least_stored):
+    x = [Tensor.empty(4, 40, 32) for _ in range(3)]
+    found = x[0].scaled_dot_product_attention(*x[1:])
+    items = found.schedule_linear(*found.gradient(*x, gradient=Tensor.empty(4, 40, 32))).src
+    scores = [i for i in items if i.kernel.src[0].src[0].src[0].arg.shape == (4, 40, 40)]
+    assert bool(scores) == (least_stored != "again")

@@ -200,8 +200,8 @@ class _Builder:
         wants a request waits for all that it waits for, so building by cells is in order.
         """
         plan = self.plan
-        stage, merged = plan.stages.get(i), plan.merged.get(i, ())
-        fill = () if stage is None else (stage.fill,)
+        merged = plan.merged.get(i, ())
+        fill = [stage.fill for stage in plan.stages.get(i, {}).values()]
         groups = (fill, plan.requests[i].values(), merged)  # in this order, where all are known
         if not self.loops.places:
             for k, group in enumerate(groups):
@@ -224,7 +224,7 @@ class _Builder:
 
     def build(self, i: int, r: Request, is_merged: bool) -> None:
         """Build one request for cell i: it is loaded, read back, or computed."""
-        stage, kind = self.plan.stages.get(i), self.g.kind[i]
+        stage, kind = self.plan.stages.get(i, {}).get(r.kernel), self.g.kind[i]
         if is_merged:
             r.value, r.gate, r.free = r.src[0].value, r.src[0].gate, r.src[0].free
             return

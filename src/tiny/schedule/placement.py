@@ -52,6 +52,9 @@ LOCAL_STAGES = True
 LEAST_STORED = 0.5
 TILED_ROWS = 12
 LARGE_NBYTES, LARGER = 32 << 20, 8
+# What is made by a contraction and is larger is made again in each kernel that wants it, if it can
+# be kept there for a row: memory then does not grow as scores do.
+HUGE_NBYTES = 128 << 20
 # The steps of a reduction's own loop are not shared among threads. Until they are, a long one over
 # rows that have reductions of their own stores what it adds up, one value a row.
 THREADED_REDUCTIONS = False
@@ -159,6 +162,11 @@ class Placement:
         if not reason:
             reason = self.why_stored(i, requests, points, reused)
         return Verdict(Where.GLOBAL, f"{reason} ({kept.reason})" if kept.reason else reason)
+
+    def is_huge(self, i: int) -> bool:
+        """Whether a value made by a contraction is better computed again than stored."""
+        nbytes = self.g.numel[i] * self.g.nodes[i].dtype.itemsize
+        return self.costs.contracts[i] and nbytes > HUGE_NBYTES
 
     def why_stored(self, i: int, requests: Sequence[Request], points: float, reused: bool) -> str:
         """The reason for storing a value that several want, or a loop wants again: the numbers."""
@@ -287,7 +295,7 @@ class Placement:
                 scope |= mask
         if not scope or not dims:
             return Verdict(Where.GLOBAL)
-        if any(size > 1 for size in g.shape[i][dims[-1] + 1 :]):
+        if not contracted and any(size > 1 for size in g.shape[i][dims[-1] + 1 :]):
             # the loops of a scope are not vectorised, so its box would be filled against the grain
             return Verdict(Where.GLOBAL, "no columns are kept")
         filled = kernel.product(scope) * elements

@@ -8,7 +8,7 @@ the measurements behind each rule).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from tiny._core.index import apply_movement
 from tiny._core.symbolic import simplify
@@ -54,7 +54,7 @@ class Plan:
         self.kernels: dict[int, Kernel] = {}  # by the cell they store
         self.roots: dict[int, Request] = {}  # by that cell: its value in that kernel
         self.requests: list[dict[tuple[Kernel, Index, Clauses], Request]] = [{} for _ in range(n)]
-        self.stages: dict[int, Stage] = {}  # by the cell they keep
+        self.stages: dict[int, dict[Kernel, Stage]] = {}  # by the cell they keep
         # dropped by a cell for a request of the same index without clauses
         self.merged: dict[int, list[Request]] = {}
         # by request: the places that it is the value of, as (size, number, whether it is there)
@@ -128,6 +128,16 @@ class _Walk:
             r.mask = self.loops.of_all(r.index) | self.loops.of_all(r.clauses)
         verdict = self.placement.decide(i, list(requests.values()))
         stored = verdict.where is Where.GLOBAL
+        if stored and self.placement.is_huge(i):
+            groups: dict[Kernel, list[Request]] = {}
+            for r in requests.values():
+                groups.setdefault(r.kernel, []).append(r)
+            verdicts = [self.placement.decide(i, group) for group in groups.values()]
+            if all(v.where is not Where.GLOBAL for v in verdicts):
+                for (kernel, group), mine in zip(groups.items(), verdicts, strict=True):
+                    kernel.pending.discard(i)
+                    self.compute(i, group, mine)
+                return
         for r in requests.values():
             r.kernel.pending.discard(i)
             if stored:
@@ -135,10 +145,15 @@ class _Walk:
         if stored:
             self.open_kernel(i, verdict.reason)
             self.count_loads(i, requests.values())
-        elif verdict.where is Where.LOCAL:
-            self.open_stage(i, next(iter(requests.values())), verdict)
         else:
-            for r in requests.values():
+            self.compute(i, list(requests.values()), verdict)
+
+    def compute(self, i: int, requests: Sequence[Request], verdict: Verdict) -> None:
+        """Compute a cell for requests of one kernel, or at each of them."""
+        if verdict.where is Where.LOCAL:
+            self.open_stage(i, requests[0], verdict)
+        else:
+            for r in requests:
                 self.count_work(i, r)
                 self.expand(i, r)
 
@@ -180,7 +195,7 @@ class _Walk:
         fill = Request(kernel, tuple(index), NO_CLAUSES, 1.0)
         fill.mask = verdict.scope | self.loops.of_all(own)
         kernel.nests.add(fill.mask)
-        self.plan.stages[i] = Stage(fill, verdict.dims, own)
+        self.plan.stages.setdefault(i, {})[kernel] = Stage(fill, verdict.dims, own)
         self.count_work(i, fill)
         self.expand(i, fill)
 
