@@ -280,6 +280,39 @@ def strided() -> Case:
     return Case(sink(stored), [blank(8), a], [a[3:19:2], a])
 
 
+def _in_steps(step: int) -> Callable[[], Case]:
+    """Reads and stores whose lanes have others between them, up to the ends of the memory."""
+
+    def in_steps() -> Case:
+        n = 21
+        i, j, k = out(3, 0), out(n, 1), out(step, 2)
+        picked = param(1, 3, n * step).index(i, j * step + k)
+        shifted = param(2, 3, n).index(i, j - 1, gate=const(0) < j)
+        stored = param(0, 3, n * step).index(i, j * step + (step - 1 - k))
+        a, b = some(3, n * step), some(3, n, seed=1)
+        before = np.concatenate([np.zeros((3, 1), np.float32), b[:, :-1]], axis=1)
+        turned = a.reshape(3, n, step)[:, :, ::-1] + before[:, :, None]
+        ast = sink(stored.store(picked + shifted))
+        return Case(ast, [blank(3, n * step), a, b], [turned.reshape(3, -1), a, b])
+
+    in_steps.__name__ = f"in_steps_of_{step}"
+    return in_steps
+
+
+def pooled() -> Case:
+    """The largest of windows that overlap, with padding around."""
+    n, m = 21, 11
+    i, j, k = out(3, 0), out(m, 1), red(3, 2)
+    at = j * 2 + k - 1
+    inside = within(at, n)
+    value = inside.where(param(1, 3, n).index(i, at, gate=inside), -9.0)
+    a = some(3, n)
+    padded = np.pad(a, ((0, 0), (1, 2)), constant_values=-9)
+    windows = np.lib.stride_tricks.sliding_window_view(padded, 3, axis=1)[:, ::2][:, :m]
+    stored = param(0, 3, m).index(i, j).store(value.reduce(k, arg=Ops.MAX))
+    return Case(sink(stored), [blank(3, m), a], [windows.max(2), a])
+
+
 def repeated() -> Case:
     i = out(12, 0)
     a, b = some(4), some(5, seed=1)
@@ -514,6 +547,8 @@ _PLAIN = [
     gated_store,
     broadcast_padded,
     strided,
+    *map(_in_steps, (2, 3, 4)),
+    pooled,
     repeated,
     gathered,
     gathered_gated,

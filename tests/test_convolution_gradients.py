@@ -85,3 +85,32 @@ def test_what_comes_before_and_after_a_convolution_is_computed_with_it(stride, s
         scale = peer.grad.abs().max().item()
         # a gradient through batch norm is a difference of sums of some hundred products
         np.testing.assert_allclose(found.numpy(), peer.grad.numpy(), rtol=1e-3, atol=3e-6 * scale)
+
+
+@pytest.mark.parametrize("what", ["max", "avg"])
+@pytest.mark.parametrize(
+    "size, kernel, stride, padding",
+    [
+        ((20, 36), 2, 2, 0),
+        ((21, 35), 3, 2, 1),
+        ((40, 34), 3, 2, 1),
+        ((18, 19), 3, 1, 1),
+        ((24, 27), 3, 3, 0),
+        ((17, 40), 4, 3, 2),
+        ((9, 33), 5, 2, 2),
+        ((64, 70), 2, 4, 0),
+    ],
+)
+def test_gradients_of_pools_are_those_of_pytorch(what, size, kernel, stride, padding):
+    x = np.random.default_rng(0).permutation(6 * size[0] * size[1]).astype(np.float32)
+    x = x.reshape(2, 3, *size)  # no two are equal
+    tx = torch.from_numpy(x).requires_grad_()
+    pool = getattr(torch.nn.functional, f"{what}_pool2d")
+    expected = pool(tx, kernel, stride, padding)
+    upstream = array(*expected.shape, seed=1)
+    expected.backward(torch.from_numpy(upstream))
+    ours = Tensor(x)
+    y = getattr(ours, f"{what}_pool2d")((kernel, kernel), stride=stride, padding=padding)
+    (found,) = y.gradient(ours, gradient=Tensor(upstream))
+    close(found, tx.grad)
+    np.testing.assert_allclose(y.numpy(), expected.detach().numpy(), rtol=1e-6)

@@ -1095,6 +1095,9 @@ cdef class Expansion:
         cdef int64_t lanes, count, first, some, k
         cdef list columns, rows
         cdef tuple others
+        cdef int between = self.between(index, info.lane, info.tiles) if across < 0 else -1
+        if between >= 0:
+            return self.store_interleaved(store, between)
         if across < 0:
             self.begin(info.tiles)
             while True:
@@ -1526,6 +1529,71 @@ cdef class Expansion:
             tuple([lanes if n < 0 else n for n in source]),
             (gate, self.wide(self.emit(make_const(types.BOOL, False)), lanes)),
         )
+    cdef int between(self, Node index, int lane, tuple tiles) except -2:
+        """The tile whose two neighbours are a lane of a store and what lies before the next lane.
+
+        -1 where there is none.
+        """
+        cdef Info info = self.infos[index]
+        cdef int64_t lanes
+        cdef int place
+        cdef Py_ssize_t k
+        cdef Node term, other
+        if lane < 0 or len(index.src) > 2:
+            return -1
+        lanes = self.lanes_of_leaf[lane]
+        if lanes < WORTH_TRANSPOSING or lanes % 2 or index.dtype.itemsize < LEAST_SHUFFLED:
+            return -1
+        if lanes * index.dtype.itemsize > TRANSPOSED_BYTES:
+            return -1
+        if self.stride(info.form, lane) != 2:
+            return -1
+        if not PyLong_Check((<AxisPlan>self.axes[self.axis_of_lane[lane]]).size):
+            return -1
+        for k in range(len(info.form.terms)):
+            term = info.form.terms[k]
+            if term.c_op != OP_RANGE or info.form.factors[k] != 1:
+                continue
+            place = self.tile_place.get(term.arg[0], -1)
+            if place not in tiles or term.arg[0] in self.running or self.counts[place] != 2:
+                continue
+            bit = 1 << term.arg[0]
+            for other in info.form.terms:
+                if other is not term and (<Info>self.infos[other]).mask & bit:
+                    break
+            else:
+                return place
+        return -1
+
+    cdef int store_interleaved(self, Node store, int place) except -1:
+        """Store the two neighbours along a tile in turns: each lane lies between those of the other."""
+        cdef Info info = self.infos[store]
+        cdef Node index = store.src[0], value = store.src[1], first, second, gate
+        cdef int64_t lanes = self.lanes_of_leaf[info.lane], half, count
+        cdef tuple others = tuple([k for k in info.tiles if k != place])
+        self.begin(info.tiles)
+        while True:
+            first = self.wide(self.value(value), lanes)
+            self.at[place] = 1
+            second = self.wide(self.value(value), lanes)
+            self.at[place] = 0
+            self.address_values(index)
+            count = 2 * self.valid_lanes(info.lane)
+            for half in range(2):
+                picks = []
+                for k in range(lanes // 2):
+                    picks += [half * lanes // 2 + k, lanes + half * lanes // 2 + k]
+                if count > half * lanes:
+                    gate = None
+                    if count < (half + 1) * lanes:
+                        gate = self.prefix(count - half * lanes, lanes)
+                    at = self.offset((<Info>self.infos[index]).form, 0)
+                    if half:
+                        at = self.emit(make2(OP_ADD, types.INDEX, at, self.index_const(lanes)))
+                    self.write(index, at, self.shuffle(tuple(picks), (first, second)), gate)
+            if not self.advance(others):
+                break
+        return 0
 
     cdef int across(self, Node index, int lane, tuple tiles) except -2:
         """The tile whose neighbours are neighbours in memory, where those of lanes are not.

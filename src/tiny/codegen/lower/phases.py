@@ -75,10 +75,8 @@ def _shorter(r: UOp, size: int, number: int = -1) -> UOp:
 
 def _conditions(node: UOp, uses: Counter[UOp]) -> list[_Steps]:
     """Those of a masked sum that ask for whole steps, of one output and at most one own range."""
-    value, found = node.src[0], []
-    if node.arg.op is not Ops.ADD or value.op is not Ops.WHERE or value.src[2].op is not Ops.CONST:
-        return []
-    for term in value.src[0].split_uop(Ops.AND):
+    found = []
+    for term in _terms_of(node.src[0]) if node.arg.op is Ops.ADD else ():
         if term.op is not Ops.CMPLT or term.src[0].op is not Ops.FLOORMOD:
             continue
         (place, step), limit = term.src[0].src, term.src[1]
@@ -98,6 +96,17 @@ def _conditions(node: UOp, uses: Counter[UOp]) -> list[_Steps]:
         more = 0 if own is None else ranges[own]
         found.append(_Steps(outputs[0], ranges[outputs[0]], own, more, form.constant, step.arg))
     return found
+
+
+def _terms_of(value: UOp) -> list[UOp]:
+    """Conditions without each of which a value is 0."""
+    terms: list[UOp] = []
+    while value.op is Ops.WHERE and value.src[2].op is Ops.CONST and value.src[2].arg == 0:
+        terms += value.src[0].split_uop(Ops.AND)
+        value = value.src[1]
+    if value.op is Ops.INDEX and len(value.src) > 1 + len(value.src[0].shape):
+        terms += value.src[-1].split_uop(Ops.AND)
+    return terms
 
 
 def _start(s: _Steps, phase: UOp) -> UOp:
@@ -124,18 +133,48 @@ def _over(order: list[UOp], new: dict[UOp, UOp], left: dict[UOp, tuple[UOp, ...]
             gate = _both(at[rank] if len(at) > rank else None, bounds)
             src = (memory, *at[:rank], *([] if gate is None else [gate]))
         elif node.op is Ops.REDUCE:
-            value = src[0]
+            value = _without_idle_gates(simplify(src[0])) if src[0] is not node.src[0] else src[0]
             own = [r for old in node.src[1:] for r in left.get(old, (old,))]
             beyond = [r for r in node.src[1:] if r in new and new[r].vmax >= r.src[0].arg]
-            if beyond:  # its conditions are what asks for whole steps
+            if beyond:
                 short = all_of([simplify(new[r] < r.src[0].arg) for r in beyond])
-                value = value.replace(src=(value.src[0] & short, *value.src[1:]))
+                if value.op is Ops.WHERE:
+                    value = value.replace(src=(value.src[0] & short, *value.src[1:]))
+                else:
+                    value = short.where(value, value.const_like(0))
             if not own:
                 done[node] = value
                 continue
             src = (value, *own)
         done[node] = node if src == node.src else node.replace(src=src)
     return done[order[-1]]
+
+
+def _without_idle_gates(value: UOp) -> UOp:
+    """A masked value whose loads have only those of its conditions that their addresses need.
+
+    What they load where it is 0 anyway does not matter.
+    """
+    terms = set(_terms_of(value))
+    new: dict[UOp, UOp] = {}
+    for node in value.postorder() if terms else ():
+        if node.op is not Ops.INDEX or len(node.src) == 1 + len(node.src[0].shape):
+            continue
+        memory, *at, gate = node.src
+        bounds = inside(at, memory.shape)
+        needed = set() if bounds is None else set(simplify(bounds).split_uop(Ops.AND))
+        gates = gate.split_uop(Ops.AND)
+        kept = [t for t in gates if t in needed or t not in terms]
+        if len(kept) < len(list(gate.split_uop(Ops.AND))) and node is not _innermost(value):
+            new[node] = node.replace(src=(memory, *at, *([all_of(kept)] if kept else [])))
+    return value.substitute(new, walk=True) if new else value
+
+
+def _innermost(value: UOp) -> UOp:
+    """What is selected where all conditions hold."""
+    while value.op is Ops.WHERE:
+        value = value.src[1]
+    return value
 
 
 def _both(gate: UOp | None, bounds: UOp | None) -> UOp | None:

@@ -216,9 +216,15 @@ class NestCost:
                 is_often = self.points >= REUSE * WIDEST_TILE * access.size
                 return self.costs.far_read if is_often else 1 + self.costs.far_jump / vectors
             return 1.0
-        if step := self.strided(access, lane):
-            return self.costs.strided * step + self.masked(access, lane, vectors)
-        size = dict(self.loops)[lane]
+        sizes = dict(self.loops)
+        if access.number >= 0:
+            if step := self.strided(access, lane):
+                return self.costs.strided * step + self.masked(access, lane, vectors)
+        elif access.strides.get(lane) == 2 and 2 in [
+            n for k, n in sizes.items() if access.strides.get(k) == 1
+        ]:
+            return self.costs.strided  # what lies between is stored in turns with it
+        size = sizes[lane]
         # lanes by themselves cost as ever
         part = self.costs.part if 2 * lanes <= self.full[lane] else 1.0
         return self.costs.one_by_one * size / -(-size // lanes) / part  # idle lanes are left out

@@ -163,9 +163,19 @@ class _Choice:
                 self.pack(nest, tile)
             if len(self.nests) == 1 and cost > self.costs.worth_arranging:
                 self.block_copy(nest, tile)
+        self.fill_gaps()
         self.share(seconds)
         self.stream(seconds)
         return self.kernel.applied_opts
+
+    def fill_gaps(self) -> None:
+        """Two neighbours at once where stores along lanes would leave out every other one."""
+        axes = self.kernel.axes
+        for store in self.nests[-1].stores:
+            lanes = [k for k, step in store.strides.items() if axes[k].lanes > 1 and step == 2]
+            between = [k for k, step in store.strides.items() if step == 1 and axes[k].size == 2]
+            if lanes and between and axes[between[0]].step == 1:
+                _try(self.kernel, Opt(OptOps.UPCAST, between[0], 2))
 
     def tile(self, nest: Nest) -> Tile:
         """Apply the cheapest tile of a nest, unless it has got lanes from another one."""
