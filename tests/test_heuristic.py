@@ -327,6 +327,7 @@ SMALL_CACHE = replace(WIDE, llc_bytes=1 << 20)
         (sum_of_two(512, 512), SMALL_CACHE, True),
         (sum_of_two(512, 512), replace(SMALL_CACHE, vector_bytes=32), True),
         (sum_of_two(512, 512), replace(WIDE, llc_bytes=1 << 22), False),  # fits
+        (sum_of_two(512, 512), replace(WIDE, llc_bytes=3 << 20), False),  # so as well
         (sum_of_two(512, 512, in_place=True), SMALL_CACHE, False),
         (sum_of_two(512, 513), SMALL_CACHE, False),  # rows that begin anywhere in a line
         (filled(512, 512), SMALL_CACHE, False),  # whole lines are written without reading them

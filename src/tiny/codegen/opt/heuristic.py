@@ -361,7 +361,10 @@ class _Choice:
             for memory in (read, kernel.written - read)
         )
         total = read_bytes + stored_bytes
-        if total < kernel.target.llc_bytes or seconds > total / self.costs.bytes_per_second:
+        # what fits but for a little is better found there
+        if 8 * total <= 9 * kernel.target.llc_bytes:
+            return
+        if seconds > total / self.costs.bytes_per_second:
             return
         if 4 * read_bytes < stored_bytes:
             return
