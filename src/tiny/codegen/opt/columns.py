@@ -31,6 +31,8 @@ def column_opts(
     whole = [x for x in nest.loads if x.mask == nest.mask]
     if len(own) != 1 or not whole or sizes[own[0]] < LEAST_ROWS:
         return []
+    if len(nest.loads) == 2 and len(whole) == 1:  # a row and a matrix: see `streams`
+        return []
     (row,) = own
     lanes = [k for k in axes_of(nest.outputs) if whole[0].strides.get(k) == 1]
     if not lanes:

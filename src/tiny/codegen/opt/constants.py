@@ -36,7 +36,7 @@ class Costs:
     far: int = 512  # bytes from which on the rows of a panel fall into few sets of a cache
     far_read: float = 1.5  # for a load from such rows that are read often
     far_jump: float = 3.0  # more to begin with the next such row, where each is read once
-    crowded: float = 8.0  # for each load of more rows than L1 has lines for
+    crowded: float = 1.5  # for a load of as many rows as L1 has lines for, and so on
     in_place: float = 3.0  # for each lane of an operand that ought to be packed, and is not
 
     # ---- memory, in cycles
@@ -50,7 +50,8 @@ class Costs:
     far_piece: float = 40.0  # the same from memory, where it is in no cache
     beyond: int = 4  # times L2 that is in a cache which others have a part of
     stream: int = 64  # bytes from a piece to the next one, which is foretold if it is no farther
-    several: float = 1.15  # times as long, where it is read at several places at once
+    apart_rate: float = 1.0  # cycles for a load from L2 beside what comes from memory
+    several: float = 1.15  # times as long, where it is read at eight places at once
     showing: float = 0.2  # part of that time which shows beside the arithmetic
     carried: float = 2.0  # to keep a vector of sums in memory between the steps of a loop
     carried_lanes: float = 6.0  # the same for a sum, where lanes are added up each time
@@ -58,14 +59,14 @@ class Costs:
     bytes_per_second: float = 2e10  # of memory, for the decision about threads
 
     # ---- the time to compile, which a kernel is worth if it runs often
-    runs: int = 100  # of a kernel, for each time that it is compiled
+    runs: int = 500  # of a kernel, for each time that it is compiled
     compiling: float = 2e-5  # seconds a line
     fill_code: int = 60  # lines of the loops that pack an operand
-    fill_apart_code: int = 400  # the same, through a transposition
+    fill_apart_code: int = 160  # the same, through a transposition
 
     # ---- seconds of work from which on something is worth its price
     worth_threads: float = 1e-5  # threads
-    worth_arranging: float = 2e-5  # an order of the loops, and packing
+    worth_arranging: float = 4e-6  # an order of the loops, and packing
     worth_planning: float = 2e-4  # plans for several tiles instead of the best one
     worth_splitting: float = 1e-4  # a sum of few outputs, shared in parts that are added up later
 

@@ -76,6 +76,11 @@ class NestCost:
         self.is_window = nest.sums > 0 and 1 < self.inner <= WINDOW
         self._bodies: dict[tuple[int, int], _Body] = {}
 
+    @property
+    def is_bound_by_memory(self) -> bool:
+        """Whether what comes from memory is used so seldom that arithmetic need not be fast."""
+        return any(self.points < WIDEST_TILE * x.size for x in self.streams)
+
     def most_lines(self, axis: int, lane: int) -> int:
         """How many rows along an axis have a line each in L1, where all are gone through at once.
 
@@ -84,7 +89,8 @@ class NestCost:
         most = 1 << 20
         for x in self.nest.loads:
             step = abs(x.strides.get(axis, 0) or 0) * x.itemsize
-            if step < LINE or axis == lane or self.is_packed(x, lane):
+            has_lanes = lane >= 0 and x.mask >> lane & 1  # then it reads a line at once
+            if step < LINE or has_lanes or self.is_packed(x, lane):
                 continue
             sets = max(1, WAY // math.gcd(step, WAY))
             most = min(most, max(1, self.target.l1_bytes // WAY) * min(sets, WAY // LINE))
@@ -323,8 +329,8 @@ class _Body:
         for n in counts:
             total *= n
             runs.append(total)
-        crowds = [(k, 1 - 1.5 * self.most_rows.get(k, n) / n) for k, n in tiles]
-        crowded = sum(1 << k for k, much in crowds if much > 0)
+        crowds = [(k, n / self.most_rows.get(k, 1 << 20)) for k, n in tiles]
+        crowded = sum(1 << k for k, much in crowds if much > 1)
         crowd = 1 + costs.crowded * max([much for _, much in crowds], default=0.0)
         work = loads = stores = 0.0
         code = self.code
@@ -358,7 +364,8 @@ class _Body:
             work += arithmetic * times
             loads += loaded * times * (crowd if mask & crowded else 1.0)
             stores += stored * times
-        loads += self.beyond_l1(tiles)
+        again = self.beyond_l1(tiles)
+        loads += again
         copies = self.vectors * math.prod([n for _, n in tiles])
         if nest.sums and self.inner > 1:
             # sums wait for themselves where there are few of them, and no steps to unroll
@@ -372,8 +379,9 @@ class _Body:
         cycles += total / self.steps * (costs.loop if nest.own else costs.store_loop)
         cycles += (1 - costs.overlap) * (loads + work)
         if self.streaming:
-            is_several = any(self.streamed >> k & 1 for k, _ in tiles)
-            streaming = self.streaming * (costs.several if is_several else 1.0)
+            several = math.prod([n for k, n in tiles if self.streamed >> k & 1])
+            streaming = self.streaming * costs.several ** (math.log2(several) / 3)
+            streaming += costs.apart_rate * again  # has the way into L1 in common with it
             cycles = max(cycles, streaming) + 0.1 * min(cycles, streaming)
         cycles += self.packing
         return costs.cycle * cycles + costs.compiling / costs.runs * code
@@ -383,17 +391,20 @@ class _Body:
 
         What the next tile reads again comes from L2 then.
         """
-        again = nbytes = 0.0
+        again = tile = 0.0
+        most = math.inf  # of an operand that is there whole, less its part of a tile
         for load, slots, is_stream in self.along:
             rows = math.prod([n for k, n in tiles if load.mask >> k & 1])
             others = math.prod([n for k, n in tiles if not load.mask >> k & 1])
-            nbytes += load.itemsize * self.inner * rows
+            nbytes = max(4, load.itemsize) if load.work else load.itemsize  # packed as float32
+            tile += nbytes * self.inner * rows
+            most = min(most, nbytes * (load.size - self.inner * rows))
             if not is_stream or self.points > others * load.size:
                 again += slots * self.points / others
-        if nbytes <= self.target.l1_bytes // 4 * 3:
-            return 0.0
+        tile += max(0.0, most) if self.along else 0.0
+        beyond = min(1.0, max(0.0, 4 * (tile / self.target.l1_bytes - 1)))
         slower = self.costs.per_cycle * self.target.vector_bytes / self.costs.l1_rate - 1
-        return slower * again / self.lanes
+        return beyond * slower * again / self.lanes
 
     def _transposed(self, access: Access, tiles: Sequence[tuple[int, int]]) -> float:
         """Instructions for a vector, if rows of it lie side by side in memory."""

@@ -98,9 +98,12 @@ class _Choice:
         """Those for a matrix unit; () where there is none that pays."""
         if not (TC and self.kernel.target.units and self.is_contraction):
             return ()
+        cost = self.known.costs[self.nests[0]]
+        if TC == 1 and cost.is_bound_by_memory:
+            return ()
         use = int(TC_SELECT), int(TC_OPT), int(TC)
         best, axis, choices = None, 0, 1
-        cost = math.inf if TC == 2 else self.known.tiles(self.nests[0], self.kernel)[0].cost
+        least = math.inf if TC == 2 else self.known.tiles(self.nests[0], self.kernel)[0].cost
         while axis < choices:  # the first, and the last one: lanes along the reduction
             trial = self.kernel.copy()
             if not _try(trial, Opt(OptOps.TC, axis, use)):
@@ -109,8 +112,8 @@ class _Choice:
             axis = choices - 1 if axis < choices - 1 else choices
             other = _Choice(trial)
             price = other.known.tiles(other.nests[0], trial)[0].cost
-            if other.is_contraction and price < cost:
-                best, cost = other, price
+            if other.is_contraction and price < least:
+                best, least = other, price
         if best is None or not best.multiplication(best.nests[0]):
             return ()
         return best.kernel.applied_opts

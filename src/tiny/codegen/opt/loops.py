@@ -77,7 +77,8 @@ class Loops:
             evenly = [x for x in order if shares_evenly(x.count)]
             # of a size known at run time, threads would share steps that are not there
             evenly.sort(key=lambda x: self.kernel.axes[x.axis].size is None)
-            shared = evenly[0] if evenly else None
+            # the one that threads will share
+            shared = evenly[0] if evenly else max(order, key=lambda x: x.count, default=None)
             if shared is not None and order[0] is not shared:
                 order = [shared, *[x for x in order if x is not shared]]
             if order not in found:
@@ -144,6 +145,8 @@ class Loops:
         # what is moved is moved while something is computed
         moving = moved(operands, levels, sizes, kernel.target)
         cost += max(moving, seconds / costs.cycle) + costs.showing * moving
+        if levels and levels[0].count % 2 and not nest.own >> levels[0].axis & 1:
+            cost *= 1 + 1 / levels[0].count  # threads seldom are an odd number
         cost *= costs.caution if carried and blocked == self.blocked_axis else 1.0
         return Plan(tuple(entries), tuple(staged), blocked, block, cost * costs.cycle)
 

@@ -135,13 +135,17 @@ class Tiles:
             if not tile.rows:
                 continue
             ((row, most),) = tile.rows
-            for second in rows:
-                if second in (row, tile.lane):
-                    continue
-                for a in {most, *[n for n in PARTS if n < most]}:
-                    one = tile._replace(rows=((row, a),))
-                    for b in self.row_counts(nest, kernel, one, second)[:1]:
-                        consider(tile._replace(rows=((row, a), (second, b))))
+            # sums of which lanes are added up leave more registers for rows where they are narrow
+            is_added = nest.own >> tile.lane & 1
+            for lanes in {tile.lanes, self.full[tile.lane] if is_added else tile.lanes}:
+                wide = tile._replace(lanes=lanes, rows=())
+                for second in rows:
+                    if second in (row, tile.lane):
+                        continue
+                    for a in {most, *[n for n in PARTS if n < most]}:
+                        one = wide._replace(rows=((row, a),))
+                        for b in self.row_counts(nest, kernel, one, second)[:1]:
+                            consider(wide._replace(rows=((row, a), (second, b))))
         return sorted(best.values(), key=_by_cost)
 
     def lanes_for(

@@ -39,6 +39,7 @@ __all__ = ["Fill", "Tiling"]
 
 MOST_SHARED = 1 << 28  # bytes of scratch that all threads have in common
 ALIGNMENT = 64
+SQUARE = 8  # rows and lanes that are transposed at once: more cost more to compile, and save none
 FEW_ROWS = 32
 
 
@@ -646,6 +647,8 @@ class Tiling:
         if strides[last] != 1 and lanes >= 4:
             near = [k for k in range(last) if strides[k] == 1 and dims[k].extent >= 4]
             across = near[-1] if near and dims[near[-1]].limit is None else None
+        if across is not None:
+            lanes = min(lanes, SQUARE)
         indices: list[UOp] = []
         own: list[UOp] = []
         loops: list[tuple[int, Loop]] = []
