@@ -364,7 +364,7 @@ class _Body:
             work += arithmetic * times
             loads += loaded * times * (crowd if mask & crowded else 1.0)
             stores += stored * times
-        again = self.beyond_l1(tiles)
+        again = self.beyond_l1(tiles) if self.along else 0.0
         loads += again
         copies = self.vectors * math.prod([n for _, n in tiles])
         if nest.sums and self.inner > 1:
@@ -401,7 +401,7 @@ class _Body:
             most = min(most, nbytes * (load.size - self.inner * rows))
             if not is_stream or self.points > others * load.size:
                 again += slots * self.points / others
-        tile += max(0.0, most) if self.along else 0.0
+        tile += max(0.0, most)
         beyond = min(1.0, max(0.0, 4 * (tile / self.target.l1_bytes - 1)))
         slower = self.costs.per_cycle * self.target.vector_bytes / self.costs.l1_rate - 1
         return beyond * slower * again / self.lanes

@@ -103,11 +103,13 @@ class _Choice:
             return ()
         use = int(TC_SELECT), int(TC_OPT), int(TC)
         best, axis, choices = None, 0, 1
-        least = math.inf if TC == 2 else self.known.tiles(self.nests[0], self.kernel)[0].cost
+        least = math.inf
         while axis < choices:  # the first, and the last one: lanes along the reduction
             trial = self.kernel.copy()
             if not _try(trial, Opt(OptOps.TC, axis, use)):
                 break
+            if axis == 0 and TC != 2:
+                least = self.known.tiles(self.nests[0], self.kernel)[0].cost
             choices = trial.unit_choices
             axis = choices - 1 if axis < choices - 1 else choices
             other = _Choice(trial)
