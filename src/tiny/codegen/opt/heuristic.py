@@ -155,6 +155,8 @@ class _Choice:
         if self.is_contraction and (self.columns(main) or self.contraction(main)):
             return self.kernel.applied_opts
         seconds = 0.0
+        # for rows that all nests share: once it is known which loop threads share
+        packed: list[tuple[Nest, Tile]] = []
         rows = self.known.shared_rows(self.kernel) if may_arrange else None
         if rows is not None:
             _try(self.kernel, Opt(OptOps.UPCAST, *rows))
@@ -165,11 +167,16 @@ class _Choice:
             cost = self.known.costs[nest].seconds(tile)
             seconds += cost
             if nest.sums and cost > self.costs.worth_arranging:
-                self.pack(nest, tile)
+                if rows is None:
+                    self.pack(nest, tile)
+                else:
+                    packed.append((nest, tile))
             if len(self.nests) == 1 and cost > self.costs.worth_arranging:
                 self.block_copy(nest, tile)
         self.fill_gaps()
         self.share(seconds)
+        for nest, tile in packed:
+            self.pack(nest, tile)
         self.stream(seconds)
         return self.kernel.applied_opts
 
