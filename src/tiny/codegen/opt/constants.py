@@ -29,7 +29,7 @@ class Costs:
 
     # ---- loads and stores, in instructions
     one_by_one: float = 4.0  # for a lane that is no neighbour of the last
-    transposed: float = 6.0  # for a vector that comes through a transposition in registers
+    transposed: float = 3.0  # for a vector that comes through a transposition in registers
     strided: float = 3.0  # for each of the vectors that lanes a few elements apart are taken out of
     masked: float = 6.0  # more for a load whose lanes have conditions of their own
     shifted: float = 2.0  # for a load in steps that are no whole vectors: most lie in two lines
@@ -67,7 +67,7 @@ class Costs:
     # ---- seconds of work from which on something is worth its price
     worth_threads: float = 1e-5  # threads
     worth_arranging: float = 4e-6  # an order of the loops, and packing
-    worth_planning: float = 2e-4  # plans for several tiles instead of the best one
+    worth_planning: float = 5e-5  # plans for several tiles instead of the best one
     worth_splitting: float = 1e-4  # a sum of few outputs, shared in parts that are added up later
 
 
