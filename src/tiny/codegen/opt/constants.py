@@ -53,7 +53,7 @@ class Costs:
     apart_rate: float = 1.0  # cycles for a load from L2 beside what comes from memory
     several: float = 1.15  # times as long, where it is read at eight places at once
     showing: float = 0.2  # part of that time which shows beside the arithmetic
-    carried: float = 2.0  # to keep a vector of sums in memory between the steps of a loop
+    carried: float = 4.0  # to keep a vector of sums in memory between the steps of a loop
     carried_lanes: float = 6.0  # the same for a sum, where lanes are added up each time
     caution: float = 1.3  # times what it seems to cost, for sums in memory: more can go wrong
     bytes_per_second: float = 2e10  # of memory, for the decision about threads

@@ -454,31 +454,32 @@ def moved(
     levels: Sequence[Level],
     sizes: dict[int, int],
     target: Target,
+    parts: dict[tuple[object, ...], tuple[int, float]],
 ) -> float:
     """Cycles to move operands into L1 or L2, with loops in this order, outermost first.
 
     Where all that a loop needs fits, it is moved once for all of its iterations. Where it does
     not, only an operand that the loop does not change stays. For a piece of memory that begins
-    far from the last one there is some waiting, but not where a loop goes on along a line.
+    far from the last one there is some waiting, but not where a loop goes on along a line. `parts`
+    are bytes of parts of operands that have been counted before.
     """
     insides = [dict(sizes)]  # how far each axis goes inside of the first loops
     for level in levels:
         insides.append({**insides[-1], level.axis: level.step})
-    bytes_at = [
-        [
-            x.itemsize * x.box(inside, 1 if tight else LINE // x.itemsize)
-            for x, tight, _, _ in operands
-        ]
-        for inside in insides
-    ]
-    # what they take of a cache, all together
-    kept_at = [
-        sum(
-            n * (1.0 if o.tight else crowding(o.access, inside))
-            for n, o in zip(at, operands, strict=True)
-        )
-        for at, inside in zip(bytes_at, insides, strict=True)
-    ]
+    bytes_at: list[list[int]] = []
+    kept_at: list[float] = []  # what they take of a cache, all together
+    for inside in insides:
+        bytes_at.append([])
+        kept_at.append(0.0)
+        for x, tight, _, _ in operands:
+            key = id(x), tight, *[inside.get(k, 1) for k in x.axes]
+            part = parts.get(key)
+            if part is None:
+                nbytes = x.itemsize * x.box(inside, 1 if tight else LINE // x.itemsize)
+                part = nbytes, nbytes * (1.0 if tight else crowding(x, inside))
+                parts[key] = part
+            bytes_at[-1].append(part[0])
+            kept_at[-1] += part[1]
     cycles, costs = 0.0, costs_of(target)
     # a quarter of a cache is left to the rest
     for capacity, rate, piece in (
@@ -511,14 +512,16 @@ def crowding(load: Access, extents: dict[int, int]) -> float:
 
     Rows that are as far apart as the sets of a cache reach share the sets that one row falls into.
     """
-    piece, most = load.itemsize, 0
+    covered = lines = 1  # of one way of a cache, and of what is read
     for axis, stride in load.strides.items():
-        extent = extents.get(axis, 1)
-        if stride in (1, -1):
-            piece = load.itemsize * extent
-        elif stride and extent > 1:
-            most = max(most, math.gcd(stride * load.itemsize, WAY))
-    return max(1.0, most / max(piece, LINE))
+        extent, step = extents.get(axis, 1), abs(stride or 0) * load.itemsize
+        if extent == 1 or not step:
+            continue
+        if step < LINE:
+            extent = -(-extent * step // LINE)
+        lines *= extent
+        covered *= min(extent, WAY // max(math.gcd(step, WAY), LINE))
+    return max(1.0, min(lines, WAY // LINE) / covered)
 
 
 def registers_of(target: Target) -> int:

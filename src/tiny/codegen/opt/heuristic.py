@@ -11,14 +11,14 @@ from tiny.codegen.opt.cost import LINE, Tile, registers_of
 from tiny.codegen.opt.loops import Loops, Plan, shares_evenly
 from tiny.codegen.opt.nests import Access, Nest, axes_of
 from tiny.codegen.opt.opts import KernelOptError, Opt, OptOps
-from tiny.codegen.opt.ordered import opts_in_order
+from tiny.codegen.opt.ordered import in_order
 from tiny.codegen.opt.splits import SplitKernel
 from tiny.codegen.opt.streams import find_stream, plan_stream
 from tiny.codegen.opt.tiles import TRANSPOSED_ROWS, Tiles
 from tiny.helpers import TC, TC_OPT, TC_SELECT
 from tiny.uop.ops import Ops
 
-__all__ = ["choose_opts", "opts_beside_unit"]
+__all__ = ["choose_opts", "opts_beside_unit", "with_chosen_opts"]
 
 SMALL_BODY = 150  # instructions that unrolling may make of a body
 ENOUGH_COPIES = 8  # sums side by side, that need no unrolling to keep the arithmetic busy
@@ -40,10 +40,15 @@ def choose_opts(kernel: SplitKernel) -> tuple[Opt, ...]:
 
     They do not depend on the number of threads, but for whether threads share an output loop.
     """
+    return with_chosen_opts(kernel).applied_opts
+
+
+def with_chosen_opts(kernel: SplitKernel) -> SplitKernel:
+    """A copy of a kernel to which those Opts have been applied."""
     if kernel.is_ordered:
-        return opts_in_order(kernel)
+        return in_order(kernel)
     choice = _Choice(kernel)
-    return choice.unit_opts() or choice.opts()
+    return choice.with_unit() or choice.with_opts()
 
 
 def opts_beside_unit(kernel: SplitKernel) -> tuple[Opt, ...]:
@@ -94,13 +99,13 @@ class _Choice:
         is_one_sum = is_one_sum and (not self.nests[1].mask & ~main.mask or _has_reuse(main))
         return is_one_sum and not self.kernel.is_in_place and not self.kernel.strict
 
-    def unit_opts(self) -> tuple[Opt, ...]:
-        """Those for a matrix unit; () where there is none that pays."""
+    def with_unit(self) -> SplitKernel | None:
+        """The kernel with those for a matrix unit; None where there is none that pays."""
         if not (TC and self.kernel.target.units and self.is_contraction):
-            return ()
+            return None
         cost = self.known.costs[self.nests[0]]
         if TC == 1 and cost.is_bound_by_memory:
-            return ()
+            return None
         use = int(TC_SELECT), int(TC_OPT), int(TC)
         best, axis, choices = None, 0, 1
         least = math.inf
@@ -117,8 +122,8 @@ class _Choice:
             if other.is_contraction and price < least:
                 best, least = other, price
         if best is None or not best.multiplication(best.nests[0]):
-            return ()
-        return best.kernel.applied_opts
+            return None
+        return best.kernel
 
     def multiplication(self, nest: Nest) -> bool:
         """Choose all else for a sum that a matrix unit computes. False if it is small."""
@@ -148,12 +153,12 @@ class _Choice:
         self.share(seconds)
         return True
 
-    def opts(self) -> tuple[Opt, ...]:
-        """All of them, in the order in which they are applied."""
+    def with_opts(self) -> SplitKernel:
+        """The kernel with all of them, in the order in which they are applied."""
         main = self.nests[0]
         may_arrange = not self.kernel.is_in_place and not self.kernel.strict
         if self.is_contraction and (self.columns(main) or self.contraction(main)):
-            return self.kernel.applied_opts
+            return self.kernel
         seconds = 0.0
         # for rows that all nests share: once it is known which loop threads share
         packed: list[tuple[Nest, Tile]] = []
@@ -178,7 +183,7 @@ class _Choice:
         for nest, tile in packed:
             self.pack(nest, tile)
         self.stream(seconds)
-        return self.kernel.applied_opts
+        return self.kernel
 
     def fill_gaps(self) -> None:
         """Two neighbours at once where stores along lanes would leave out every other one."""

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from tiny.codegen.lower import linearize
-from tiny.codegen.opt.heuristic import choose_opts, opts_beside_unit
+from tiny.codegen.opt.heuristic import opts_beside_unit, with_chosen_opts
 from tiny.codegen.opt.opts import Opt, OptOps
 from tiny.codegen.opt.splits import SplitKernel
 from tiny.codegen.opt.tiling import Fill
@@ -35,8 +35,7 @@ class Kernel(SplitKernel):
                 f"heuristics choose for a kernel without Opts, this one has {self.applied_opts}; "
                 "make a new Kernel of its graph"
             )
-        for opt in choose_opts(self):
-            self.apply_opt(opt)
+        self.__dict__.update(with_chosen_opts(self).__dict__)
         return self.applied_opts
 
     def apply_tensor_cores(

@@ -15,6 +15,7 @@ __all__ = ["Loops", "Plan", "shares_evenly"]
 MANY = 16  # iterations that threads share evenly enough, whatever their number
 WORTH_CARRYING = 1.2  # times its arithmetic that the best plan takes, before sums are carried
 BLOCKS = (2048, 512, 128, 32, 8)  # steps of a reduction between which sums are kept in memory
+LEAST_GATED = 1.5  # reads of an element under a condition, from which on packing pays
 LEAST_READS = 4  # of an element, from which on packing pays
 
 
@@ -53,6 +54,7 @@ class Loops:
         self.kernel, self.nest, self.cost, self.tile = kernel, nest, cost, tile
         self.sizes, self.full, self.costs = sizes, cost.full, cost.costs
         self.beside = beside  # what is loaded and stored with its results
+        self.parts: dict[tuple[object, ...], tuple[int, float]] = {}  # see `moved`
         self.levels: list[Level] = []  # as they are now
         for k in kernel.nest_order:
             axis = kernel.axes[k]
@@ -89,12 +91,16 @@ class Loops:
         is_first = reduces and reduces[0].axis == self.blocked_axis and axis.size is not None
         if not is_first or min(p.cost for p in plain) < WORTH_CARRYING * seconds:
             return
+        # bytes of a step of a packed panel, a block of which takes a quarter of L2 at most
+        panel = tile.lanes * max([x.itemsize for x in nest.loads], default=4)
         for order in found:
             if not order:
                 continue
             # the sums are carried from step to step of the outermost loop, or from block to block
             yield self.plan([order[0], reduces[0], *order[1:], *reduces[1:]], 0, seconds)
             for block in BLOCKS:
+                if block > BLOCKS[-1] and block * panel > self.kernel.target.l2_bytes // 4:
+                    continue
                 if block < self.sizes[self.blocked_axis] and block % axis.step == 0:
                     outer = Level(
                         self.blocked_axis, -(-self.sizes[self.blocked_axis] // block), block
@@ -143,7 +149,7 @@ class Loops:
         carried = self.carried(levels)
         cost += carried
         # what is moved is moved while something is computed
-        moving = moved(operands, levels, sizes, kernel.target)
+        moving = moved(operands, levels, sizes, kernel.target, self.parts)
         cost += max(moving, seconds / costs.cycle) + costs.showing * moving
         if levels and levels[0].count % 2 and not nest.own >> levels[0].axis & 1:
             cost *= 1 + 1 / levels[0].count  # threads seldom are an odd number
@@ -182,7 +188,7 @@ class Loops:
         fills, best, price = 1, None, reads * (per_read - 0.5) / 2 if per_read > 1 else 0.0
         is_needed = per_read > 1 or bool(load.gate)
         # lanes that lie apart are worth packing even if they are read once
-        least = reads * lanes / (1 if per_read > 1 else LEAST_READS)
+        least = reads * lanes / (1 if per_read > 1 else LEAST_GATED if is_needed else LEAST_READS)
         least = math.inf if load.is_made else least  # those are packed in any case
         capacity = self.kernel.target.l2_bytes // 4 * 3
         depends = False
@@ -204,7 +210,7 @@ class Loops:
             if best is None or cost <= price * 1.05:
                 best, price = k, cost
         if best is None and is_needed:
-            price += reads
+            price += 2 * reads
         return best, price
 
     def carried(self, levels: list[Level]) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from tiny._core.symbolic import simplify
 from tiny.codegen.lower.indices import linear_form
@@ -40,6 +41,11 @@ class Access:
     work: float = 0.0
     is_kept: bool = False
     is_made: bool = False
+
+    @cached_property
+    def axes(self) -> tuple[int, ...]:
+        """The axes on which it depends where it is read."""
+        return tuple(dict.fromkeys([*self.strides, *[k for dim in self.dims for k in dim]]))
 
     def is_contiguous(self, axis: int) -> bool:
         """Whether neighbours along an axis are neighbours in memory."""

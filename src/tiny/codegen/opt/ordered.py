@@ -11,7 +11,7 @@ from tiny.codegen.opt.nests import access_of
 from tiny.codegen.opt.opts import KernelOptError, Opt, OptOps
 from tiny.codegen.opt.splits import SplitKernel
 
-__all__ = ["opts_in_order"]
+__all__ = ["in_order"]
 
 VECTORS = 4  # side by side
 STEP = 1.5e-9  # seconds, for a place that is looked up, or a vector that is stored there
@@ -20,8 +20,8 @@ PART = 768  # bytes of a row that a thread takes, at least: so that lines are re
 MOST_PARTS = 16
 
 
-def opts_in_order(kernel: SplitKernel) -> tuple[Opt, ...]:
-    """Lanes and threads for an ordered kernel; the kernel is left as it is."""
+def in_order(kernel: SplitKernel) -> SplitKernel:
+    """A copy of an ordered kernel with lanes and threads."""
     kernel = kernel.copy()
     strides = access_of(kernel.ast.src[0].src[0], kernel, -1).strides
     itemsize = kernel.ast.src[0].src[1].dtype.itemsize
@@ -31,7 +31,7 @@ def opts_in_order(kernel: SplitKernel) -> tuple[Opt, ...]:
         steps //= _lanes(kernel, near[0], itemsize)
     if kernel.target.threads > 1 and steps * STEP > WORTH_THREADS:
         _threads(kernel, near or kernel.free_axes, itemsize)
-    return kernel.applied_opts
+    return kernel
 
 
 def _lanes(kernel: SplitKernel, axis: int, itemsize: int) -> int:

@@ -181,8 +181,10 @@ class SplitKernel:
         self.__dict__.update(trial.__dict__)
 
     def _keeps_sums(self) -> bool:
-        """Whether sums may be kept in memory: loops have another order, or threads share blocks."""
-        return any(o.op is OptOps.SWAP or o.op is OptOps.THREAD for o in self.applied_opts)
+        """Whether sums are kept in memory: of loops outside of outputs', of blocks of threads."""
+        reduces = [self.axes[k].is_reduce for k in self.nest_order]
+        is_carried = True in reduces and False in reduces[reduces.index(True) :]
+        return is_carried or any(a.is_thread and a.is_reduce for a in self.axes)
 
     def allows(self, opt: Opt) -> bool:
         """Whether an Opt is legal now."""
