@@ -41,6 +41,7 @@ class Costs:
 
     # ---- memory, in cycles
     fill: float = 0.3  # to pack an element, of a vector
+    fill_made: float = 1.5  # to make a word of several elements, and pack it
     fill_across: float = 0.5  # to pack an element through a transposition in registers
     fill_apart: float = 1.5  # to pack an element by itself
     handed_over: float = 0.8  # a byte of what one thread packs into words, and all others read

@@ -14,7 +14,17 @@ from tiny.codegen.opt.constants import Costs, costs_of
 from tiny.codegen.opt.nests import Access, Nest, axes_of
 from tiny.uop.target import Target
 
-__all__ = ["LINE", "Level", "NestCost", "Operand", "Tile", "fill_cost", "moved", "registers_of"]
+__all__ = [
+    "LINE",
+    "REUSE",
+    "Level",
+    "NestCost",
+    "Operand",
+    "Tile",
+    "fill_cost",
+    "moved",
+    "registers_of",
+]
 
 WORTH_TRANSPOSING = 4  # rows, from which on lowering does so
 REUSE = 4  # vectors loaded of an element, from which on packing it may pay
@@ -427,6 +437,8 @@ def fill_cost(access: Access, lane: int, costs: Costs) -> float:
     """Cycles to pack an element: vectors of it, or a transposition, or one by one."""
     if access.is_kept:
         return 0.0
+    if access.is_made:
+        return costs.fill_made
     if lane < 0 or not access.mask >> lane & 1 or access.is_contiguous(lane):
         return costs.fill
     is_across = not access.gate and any(access.is_contiguous(k) for k in access.strides)

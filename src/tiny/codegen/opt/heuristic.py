@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from operator import attrgetter
 
 from tiny.codegen.opt.columns import column_opts
-from tiny.codegen.opt.cost import LINE, Tile, registers_of
+from tiny.codegen.opt.cost import LINE, REUSE, Tile, registers_of
 from tiny.codegen.opt.loops import Loops, Plan, shares_evenly
 from tiny.codegen.opt.nests import Access, Nest, axes_of
 from tiny.codegen.opt.opts import KernelOptError, Opt, OptOps
@@ -118,7 +118,12 @@ class _Choice:
             choices = trial.unit_choices
             axis = choices - 1 if axis < choices - 1 else choices
             other = _Choice(trial)
-            price = other.known.tiles(other.nests[0], trial)[0].cost
+            nest = other.nests[0]
+            points = other.known.costs[nest].points
+            # words are made of elements for those that use them several times
+            if TC == 1 and any(x.is_made and points < REUSE * x.size for x in nest.loads):
+                continue
+            price = other.known.tiles(nest, trial)[0].cost
             if other.is_contraction and price < least:
                 best, least = other, price
         if best is None or not best.multiplication(best.nests[0]):
