@@ -8,7 +8,7 @@ from typing import NamedTuple
 from tiny._core.expand import linear_form as native_form
 from tiny._core.symbolic import simplify
 from tiny.codegen.lower.decompose import lower_division
-from tiny.dtype import dtypes
+from tiny.dtype import DType, dtypes
 from tiny.uop.ops import Ops, UOp
 
 __all__ = [
@@ -35,10 +35,10 @@ def flatten_indices(sink: UOp) -> UOp:
     A gate that always holds is dropped. A buffer that is seen with several shapes is one PARAM.
     """
     new: dict[UOp, UOp] = {}
-    params: dict[int, UOp] = {}  # by slot
+    params: dict[tuple[int, DType], UOp] = {}  # by slot, and what they are read as
     for node in sink.postorder():
         if node.op is Ops.PARAM:
-            new[node] = params.setdefault(node.arg.slot, node)
+            new[node] = params.setdefault((node.arg.slot, node.dtype), node)
             continue
         src = tuple([new[s] for s in node.src])
         if node.op is Ops.INDEX:
