@@ -17,10 +17,10 @@ import torch
 import tiny
 from kernel_rows.cases import AnyCase, Case, KernelCase, Step, StepCase
 from kernel_rows.peaks import copy_loop, fma_loop, load
-from tiny._core.launch import set_threads
 from tiny.bench import Times, alternate
 from tiny.codegen.opt import Kernel
 from tiny.device import Buffer, Device
+from tiny.helpers import Context
 from tiny.uop.ops import Ops, UOp
 
 __all__ = ["Compiled", "Peak", "Result", "WrongResult", "measure", "measure_peaks", "numbers_of"]
@@ -93,9 +93,13 @@ class Result:
 @contextlib.contextmanager
 def running(threads: int) -> Iterator[None]:
     """With so many threads in all libraries."""
-    set_threads(threads)
+    before = torch.get_num_threads()
     torch.set_num_threads(threads)
-    yield
+    try:
+        with Context(NUM_CPU_THREADS=threads):
+            yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def measure_peaks(threads: Sequence[int], rounds: int = 5) -> dict[int, Peak]:
