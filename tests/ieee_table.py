@@ -441,7 +441,7 @@ def page() -> str:
         "`least` is the smallest subnormal number, `largest` the largest finite one, `min` and",
         "`max` the ends of an integer. Subnormal numbers are numbers as others; none is flushed to",
         "zero. Floats are float32, float64, float16 and bfloat16, the last two computed in float32",
-        "and rounded. In sums of products of bfloat16 that a matrix unit adds up (`TC=0` uses none)",
+        "and rounded. In sums of bfloat16 products that a matrix unit adds up (`TC=0` uses none)",
         "numbers below 2^-126 count as 0. How exact functions are stands in `accuracy.md`.",
     ]
     for title, operations in SECTIONS.items():
