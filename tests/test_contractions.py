@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
 
 from kernels import TARGET, out, param, red, sink
 from tiny import Tensor
@@ -14,6 +13,8 @@ from tiny.codegen.opt import Kernel, Opt, OptOps
 from tiny.codegen.opt.heuristic import choose_opts
 from tiny.dtype import DType, dtypes
 from tiny.uop.ops import UOp
+
+torch = pytest.importorskip("torch")
 
 VEC, UPCAST, UNROLL, SWAP = OptOps.VEC, OptOps.UPCAST, OptOps.UNROLL, OptOps.SWAP
 THREAD, STAGE, BLOCK = OptOps.THREAD, OptOps.STAGE, OptOps.BLOCK

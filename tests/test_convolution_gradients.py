@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
 
 from tiny import Tensor
+
+torch = pytest.importorskip("torch")
 
 # batch, inputs, outputs, (height, width), kernel, stride, dilation, groups, padding of each side:
 # left, right, top, bottom

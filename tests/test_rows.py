@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
 
 from tiny import GlobalCounters, Tensor
 from tiny.dtype import dtypes
 from tiny.helpers import Context
 from tiny.schedule.rows import keep_rows
 from tiny.uop.ops import AxisType, KernelInfo, Ops, UOp
+
+torch = pytest.importorskip("torch")
 
 
 def numbers(*shape: int) -> np.ndarray:
