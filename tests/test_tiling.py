@@ -208,6 +208,12 @@ def test_the_rest_of_an_outer_loop_packs_again():
 # ---------------------------------------------------------------- blocks
 
 
+@pytest.mark.parametrize("lanes", [2, 3, 4])
+@pytest.mark.parametrize("at", [0, 1, None])
+def test_an_operand_that_sums_one_after_the_other_read_is_packed_for_each(at, lanes):
+    check(CASES["variance"](), Opt(VEC, 1, lanes), Opt(STAGE, at, 0))
+
+
 def test_blocks_make_a_loop_outside_and_tiles_fit_into_them():
     kernel = Kernel(matmul(10, 13, 6).sink, TARGET)
     kernel.apply_opt(Opt(BLOCK, 0, 4))

@@ -1703,9 +1703,13 @@ cdef class Expansion:
         """A STORE, in the innermost loop."""
         cdef Node address = self.address(index, offset)
         cdef object way = "nontemporal" if index.src[0] in self.streamed else None
+        cdef object tag = None
+        if (<Node>index.src[0]).c_op == OP_DEFINE_LOCAL:
+            self.fresh += 1  # what is filled twice is stored twice
+            tag = -self.fresh
         src = (address, value) if gate is None else (address, value, gate)
         (<Scope>self.scopes[len(self.scopes) - 1]).lines.append(
-            make(OP_STORE, types.VOID, src, way, None)
+            make(OP_STORE, types.VOID, src, way, tag)
         )
         return 0
 
