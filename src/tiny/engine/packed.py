@@ -8,15 +8,15 @@ what is there; if not, it is packed anew once two runs find the same.
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from tiny._core.launch import HostKernel, HostMemory
-from tiny.codegen import Packing, lower_packed
-from tiny.codegen.program import LinearProgram
+from tiny.codegen import LinearProgram, Packing, ProgramParam, lower_packed
 from tiny.device import Buffer, Compiled
-from tiny.engine.realize import Step, lowering_settings
+from tiny.engine.realize import Step, load_program, lowering_settings
 from tiny.helpers import DEBUG, PACKED_MB, nbytes_text
 from tiny.shared import Cache, make_lock
 from tiny.uop.ops import Ops, UOp
@@ -30,11 +30,11 @@ LEAST_NBYTES = 1 << 14  # of a weight: less is packed in no time
 
 
 class _Fill(NamedTuple):
-    """What packs an operand: `call` takes the memory of PARAM `source` and what it fills."""
+    """What packs an operand: `call` takes the memory of its source and what it fills."""
 
     call: HostKernel
     packing: Packing
-    takes: tuple[int, ...]  # its slots, in order
+    source_is_first: bool
 
 
 class _Reader(NamedTuple):
@@ -61,14 +61,11 @@ def _compile(kernel: UOp, device: Compiled, slots: frozenset[int]) -> _Reader | 
         return False
     fills = []
     for packing in found.packings:
-        takes = tuple([p.slot for p in packing.program.params])
-        fills.append(_Fill(_loaded(packing.program, device), packing, takes))
-    return _Reader(_loaded(found.program, device), found.program, tuple(fills))
-
-
-def _loaded(program: LinearProgram, device: Compiled) -> Any:
-    source = device.renderer.render(program)
-    return device.load(program.name, device.compiler.compile(source, program.name), program)
+        source_is_first = packing.program.params[0].slot == packing.source
+        call: Any = load_program(packing.program, device)
+        fills.append(_Fill(call, packing, source_is_first))
+    call = load_program(found.program, device)
+    return _Reader(call, found.program, tuple(fills))
 
 
 # ---------------------------------------------------------------- what is packed
@@ -98,8 +95,7 @@ class _Packed:
                 self.seen, self.is_filled = changes, False
             elif not self.is_filled:
                 memory = self.source, self.buffer.memory
-                takes_source_first = self.fill.takes[0] == self.fill.packing.source
-                self.fill.call(memory if takes_source_first else memory[::-1])
+                self.fill.call(memory if self.fill.source_is_first else memory[::-1])
                 self.is_filled = True
             return is_same
 
@@ -119,13 +115,14 @@ class PackedSteps:
     """Steps with kernels that find weights packed in the place of those that pack them.
 
     `sources` are the memories of the cells that hold weights: of tensors' own memory, which no step
-    writes. `steps` read what is packed in cells from number `first` on; all of that is `memory`.
-    At most PACKED_MB megabytes are kept for all captured steps together, the first ones first.
+    writes. `steps` read what is packed in cells from number `first` on, `buffers` in that order. At
+    most PACKED_MB megabytes are kept for all captured steps together, the first ones first. Those
+    that were exported have kernels of their own, which stay as they are.
     """
 
     def __init__(self, steps: Sequence[Step], sources: dict[int, HostMemory], first: int) -> None:
         self._packed: dict[_Packed, int] = {}  # and the cell of each
-        self._first = first
+        self._first, self._kept = first, packed_nbytes()
         self.steps = [self._step(step, sources) for step in steps]
 
     def __len__(self) -> int:
@@ -162,10 +159,11 @@ class PackedSteps:
             for fill in reader.fills
         ]
         more = sum(p.nbytes for p in mine if (p.source, p.fill.call) not in _packed)
-        if packed_nbytes() + more > PACKED_MB.value * 1_000_000 or not _allocate(mine):
+        if self._kept + more > PACKED_MB.value * 1_000_000 or not _allocate(mine):
             if DEBUG >= 2:
                 print(f"{program.name}: {nbytes_text(more)} of weights are not kept packed")
             return step
+        self._kept += more
         for p in mine:
             _packed[p.source, p.fill.call] = p
             cell = self._packed.setdefault(p, self._first + len(self._packed))
@@ -188,11 +186,8 @@ def _allocate(packed: Sequence[_Packed]) -> bool:
     return True
 
 
-def _is_worth(param: Any, step: Step) -> bool:
+def _is_worth(param: ProgramParam, step: Step) -> bool:
     """Whether packing a weight is much of what a kernel does."""
-    size = 1
-    for n in param.shape:
-        size *= n
+    size = math.prod(param.shape)
     is_large = size * param.dtype.itemsize >= LEAST_NBYTES
-    uses = step.flops / (2 * max(1, size))
-    return not param.written and is_large and LEAST_USES <= uses <= MOST_USES
+    return is_large and LEAST_USES * size <= step.flops / 2 <= MOST_USES * size

@@ -42,6 +42,7 @@ __all__ = [
     "compile_kernel",
     "compile_linear",
     "forget_kernels",
+    "load_program",
     "lowering_settings",
     "run_linear",
 ]
@@ -96,6 +97,16 @@ def _compile(kernel: UOp, device: Compiled) -> CompiledKernel:
     if DEBUG >= 5:
         print(graph_text(kernel, LINES_SHOWN))
     program = lower(kernel, device.target)
+    return CompiledKernel(
+        load_program(program, device),
+        program,
+        tuple([p.slot for p in program.params]),
+        tuple([v.arg.name for v in program.variables]),
+    )
+
+
+def load_program(program: LinearProgram, device: Compiled) -> Program:
+    """A linear program compiled and loaded on a device. CompileError carries its source."""
     if DEBUG >= 6:
         _print_program(program)
     source = device.renderer.render(program)
@@ -104,12 +115,7 @@ def _compile(kernel: UOp, device: Compiled) -> CompiledKernel:
     binary = device.compiler.compile(source, program.name)
     if DEBUG >= 7:
         print(device.compiler.disassemble(source, program.name))
-    return CompiledKernel(
-        device.load(program.name, binary, program),
-        program,
-        tuple([p.slot for p in program.params]),
-        tuple([v.arg.name for v in program.variables]),
-    )
+    return device.load(program.name, binary, program)
 
 
 def check_dtype(dtype: DType, device: Compiled) -> None:
