@@ -344,6 +344,9 @@ def main() -> None:
     args = parser.parse_args()
     start = costs_of(Device["CPU"].target)
     families = [name.strip() for name in args.rows.split(",")]
+    known = [r.name for r in ROWS if r.draw is not None]
+    if unknown := set(families) - set(known):
+        parser.error(f"--rows: {sorted(unknown)} draw no shapes; these do: {', '.join(known)}")
     kernels = draw_kernels(args.kernels, args.seed, families)
     if args.measured:
         kernels = read_measured(kernels, args.measured)

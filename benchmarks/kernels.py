@@ -37,7 +37,9 @@ from kernel_rows.cases import AnyCase, Row
 from kernel_rows.measure import Peak, Result, WrongResult, measure, measure_peaks
 from tiny.bench import print_table, ratio_text
 from tiny.device import Device
+from tiny.helpers import nbytes_text
 
+PEERS = ("torch", "tinygrad")
 UNSEEN = 10  # shapes a row
 LISTED = 10
 LONG = 50.0  # milliseconds to compile a kernel, which need a reason
@@ -85,6 +87,16 @@ def cells(
     times = [k.milliseconds for k in result.kernels]
     found += [f"{result.errors['tiny']:.0e}", str(len(times)), f"{sum(times):.0f} ms"]
     return [*found, f"{max(times, default=0.0):.0f} ms"]
+
+
+def notes(results: Sequence[Result]) -> list[str]:
+    """What the lines of a table do not say."""
+    found = []
+    for r in results:
+        if r.packed_nbytes:
+            found.append(f"{r.name}: {nbytes_text(r.packed_nbytes)} of weights are kept packed")
+        found += [f"{r.name}: {note}" for note in r.notes]
+    return found
 
 
 def shown_peers(row: Row, peers: Sequence[str]) -> list[str]:
@@ -143,6 +155,7 @@ def as_json(
                 "nbytes": r.nbytes,
                 "errors": r.errors,
                 "failed": r.failed,
+                "packed_nbytes": r.packed_nbytes,
                 "notes": r.notes,
                 "kernels": [vars(k) for k in r.kernels],
                 "times": {
@@ -195,7 +208,7 @@ def run(rows: Sequence[Row], args: argparse.Namespace, threads: list[int]) -> li
                 f"{row.name}: {row.about}",
                 columns(threads, names),
                 [cells(r, threads, names, peaks) for r in good],
-                notes=[f"{time.perf_counter() - start:.1f} s"],
+                notes=[*notes(good), f"{time.perf_counter() - start:.1f} s"],
             )
             sys.stdout.flush()
         for r in good if args.opts else ():
@@ -236,6 +249,8 @@ def main() -> int:
     wanted = [name.strip() for name in args.rows.split(",") if name.strip()]
     if unknown := set(wanted) - {row.name for row in ROWS}:
         parser.error(f"--rows: no {sorted(unknown)}; there are {', '.join(r.name for r in ROWS)}")
+    if unknown := set(args.peers.split(",")) - set(PEERS):
+        parser.error(f"--peers: no {sorted(unknown)}; there are {', '.join(PEERS)}")
     rows = [r for r in ROWS if r.name in wanted or (not wanted and r.name != "by hand")]
     if args.list:
         for row in rows:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -51,16 +51,9 @@ def conv_net() -> nn.Sequential:
 class Residual(nn.Module):
     """`tiny.bench.models.Residual`."""
 
-    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+    def __init__(self, layers: Sequence[nn.Module], inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
-        self.layers = nn.Sequential(
-            nn.Conv2d(inputs, outputs, 3, stride=stride, padding=1, bias=False),
-            nn.BatchNorm2d(outputs),
-            nn.ReLU(inplace=True),
-            nn.Conv2d(outputs, outputs, 3, padding=1, bias=False),
-            nn.BatchNorm2d(outputs),
-        )
-        self.shortcut = nn.Sequential()
+        self.layers, self.shortcut = nn.Sequential(*layers), nn.Sequential()
         if stride != 1 or inputs != outputs:
             self.shortcut = nn.Sequential(
                 nn.Conv2d(inputs, outputs, 1, stride=stride, bias=False), nn.BatchNorm2d(outputs)
@@ -70,12 +63,43 @@ class Residual(nn.Module):
         return nn.functional.relu(self.layers(x) + self.shortcut(x), inplace=True)
 
 
-def resnet18() -> nn.Sequential:
-    """`tiny.bench.models.resnet18`. What can be done in place is, as users of PyTorch write it."""
+def basic_block(inputs: int, width: int, stride: int) -> Residual:
+    """`tiny.bench.models.basic_block`."""
+    layers = [
+        nn.Conv2d(inputs, width, 3, stride=stride, padding=1, bias=False),
+        nn.BatchNorm2d(width),
+        nn.ReLU(inplace=True),
+        nn.Conv2d(width, width, 3, padding=1, bias=False),
+        nn.BatchNorm2d(width),
+    ]
+    return Residual(layers, inputs, width, stride)
+
+
+def bottleneck(inputs: int, width: int, stride: int) -> Residual:
+    """`tiny.bench.models.bottleneck`."""
+    layers = [
+        nn.Conv2d(inputs, width, 1, bias=False),
+        nn.BatchNorm2d(width),
+        nn.ReLU(inplace=True),
+        nn.Conv2d(width, width, 3, stride=stride, padding=1, bias=False),
+        nn.BatchNorm2d(width),
+        nn.ReLU(inplace=True),
+        nn.Conv2d(width, 4 * width, 1, bias=False),
+        nn.BatchNorm2d(4 * width),
+    ]
+    return Residual(layers, inputs, 4 * width, stride)
+
+
+def resnet(
+    block: Callable[[int, int, int], Residual], growth: int, counts: Sequence[int]
+) -> nn.Sequential:
+    """`tiny.bench.models.resnet`. What can be done in place is, as users of PyTorch write it."""
     blocks, inputs = [], 64
-    for outputs, stride in ((64, 1), (128, 2), (256, 2), (512, 2)):
-        blocks += [Residual(inputs, outputs, stride), Residual(outputs, outputs, 1)]
-        inputs = outputs
+    for stage, count in enumerate(counts):
+        width = 64 << stage
+        for k in range(count):
+            blocks.append(block(inputs, width, 2 if stage and k == 0 else 1))
+            inputs = growth * width
     return nn.Sequential(
         nn.Conv2d(3, 64, 7, stride=2, padding=3, bias=False),
         nn.BatchNorm2d(64),
@@ -83,52 +107,18 @@ def resnet18() -> nn.Sequential:
         nn.MaxPool2d(3, stride=2, padding=1),
         *blocks,
         nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten()),
-        nn.Linear(512, 1000),
+        nn.Linear(inputs, 1000),
     )
 
 
-class Bottleneck(nn.Module):
-    """`tiny.bench.models.Bottleneck`."""
-
-    def __init__(self, inputs: int, width: int, stride: int) -> None:
-        super().__init__()
-        self.layers = nn.Sequential(
-            nn.Conv2d(inputs, width, 1, bias=False),
-            nn.BatchNorm2d(width),
-            nn.ReLU(inplace=True),
-            nn.Conv2d(width, width, 3, stride=stride, padding=1, bias=False),
-            nn.BatchNorm2d(width),
-            nn.ReLU(inplace=True),
-            nn.Conv2d(width, 4 * width, 1, bias=False),
-            nn.BatchNorm2d(4 * width),
-        )
-        self.shortcut = nn.Sequential()
-        if stride != 1 or inputs != 4 * width:
-            self.shortcut = nn.Sequential(
-                nn.Conv2d(inputs, 4 * width, 1, stride=stride, bias=False),
-                nn.BatchNorm2d(4 * width),
-            )
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return nn.functional.relu(self.layers(x) + self.shortcut(x), inplace=True)
+def resnet18() -> nn.Sequential:
+    """`tiny.bench.models.resnet18`."""
+    return resnet(basic_block, 1, (2, 2, 2, 2))
 
 
 def resnet50() -> nn.Sequential:
-    """`tiny.bench.models.resnet50`. What can be done in place is, as users of PyTorch write it."""
-    blocks, inputs = [], 64
-    for width, count, stride in ((64, 3, 1), (128, 4, 2), (256, 6, 2), (512, 3, 2)):
-        for k in range(count):
-            blocks.append(Bottleneck(inputs, width, stride if k == 0 else 1))
-            inputs = 4 * width
-    return nn.Sequential(
-        nn.Conv2d(3, 64, 7, stride=2, padding=3, bias=False),
-        nn.BatchNorm2d(64),
-        nn.ReLU(inplace=True),
-        nn.MaxPool2d(3, stride=2, padding=1),
-        *blocks,
-        nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten()),
-        nn.Linear(2048, 1000),
-    )
+    """`tiny.bench.models.resnet50`."""
+    return resnet(bottleneck, 4, (3, 4, 6, 3))
 
 
 class EncoderBlock(nn.Module):

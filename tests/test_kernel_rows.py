@@ -8,6 +8,8 @@ import pytest
 
 pytest.importorskip("torch")
 
+from torch import nn
+
 from kernel_rows import ROWS
 from kernel_rows.by_hand import cases as cases_by_hand
 from kernel_rows.cases import Case, KernelCase, StepCase, below, distinct, floats
@@ -29,9 +31,11 @@ from kernel_rows.memory import (
     topk,
     transposed_copy,
 )
-from kernel_rows.nets import encoding, llama_step
+from kernel_rows.nets import encoding, inference, llama_step
 from kernels import TARGET
+from tiny.bench import models
 from tiny.codegen.opt import Kernel
+from tiny.helpers import Context
 
 SMALL = [
     matmul(5, 6, 7),
@@ -78,6 +82,21 @@ def test_timing_gives_ratios_and_a_part_of_the_peak():
         set(t) == {"tiny", "torch"} and len(t["tiny"].samples) == 2 for t in result.times.values()
     )
     assert result.ratio(2) > 0 and result.flops == 2 * 16**3 and result.nbytes == 3 * 4 * 16**2
+
+
+def test_the_memory_of_packed_weights_is_told():
+    """As a step counts it: once, for weights that it only reads, and not for what it is given."""
+    given = np.random.default_rng(0).standard_normal((256, 512)).astype(np.float32)
+    case = inference(
+        "small",
+        lambda lib: models.Network([lib.nn.Linear(512, 512)]),
+        lambda: nn.Sequential(nn.Linear(512, 512)),
+        given,
+    )
+    assert measure("small", case, (1,), rounds=0).packed_nbytes >= 4 * 512**2
+    with Context(PACKED_MB=0):
+        assert measure("small", case, (1,), rounds=0).packed_nbytes == 0
+    assert measure("small", linear_gelu(256, 512, 512), (1,), rounds=0).packed_nbytes == 0
 
 
 def test_a_result_that_is_wrong_is_an_error():

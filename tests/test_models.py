@@ -20,11 +20,29 @@ def test_models_train(make, size):
     assert np.isfinite(losses).all() and losses[-1] < losses[0]
 
 
-def test_resnet18_has_the_weights_of_the_paper():
-    net = models.resnet18(tiny)
-    assert sum(t.numel() for t in tiny.nn.state.get_parameters(net)) - _statistics(net) == 11689512
+@pytest.mark.parametrize(
+    "make, weights",
+    [(models.resnet18, 11689512), (models.resnet50, 25557032)],
+    ids=["resnet18", "resnet50"],
+)
+def test_resnets_have_the_weights_of_the_paper(make, weights):
+    net = make(tiny)
+    assert sum(t.numel() for t in tiny.nn.state.get_parameters(net)) - _statistics(net) == weights
     with tiny.Context(TRAINING=1):
         assert net(tiny.Tensor.empty(2, 3, 64, 64)).shape == (2, 1000)
+
+
+def test_resnets_have_the_weights_of_their_twins():
+    pytest.importorskip("torch")
+    import torch_models
+
+    for make, twin in (
+        (models.resnet18, torch_models.resnet18),
+        (models.resnet50, torch_models.resnet50),
+    ):
+        state = twin().state_dict()
+        ours = {k.removeprefix("layers."): t.shape for k, t in get_state_dict(make(tiny)).items()}
+        assert ours == {name: tuple(t.shape) for name, t in state.items()}
 
 
 def test_decoder_attends_to_all_positions_so_far():

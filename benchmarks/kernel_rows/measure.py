@@ -20,6 +20,7 @@ from kernel_rows.peaks import copy_loop, fma_loop, load
 from tiny.bench import Times, alternate
 from tiny.codegen.opt import Kernel
 from tiny.device import Buffer, Device
+from tiny.engine.packed import packed_nbytes
 from tiny.helpers import Context
 from tiny.uop.ops import Ops, UOp
 
@@ -71,6 +72,7 @@ class Result:
     times: dict[int, dict[str, Times]] = field(default_factory=dict)
     errors: dict[str, float] = field(default_factory=dict)
     kernels: list[Compiled] = field(default_factory=list)
+    packed_nbytes: int = 0  # weights that are kept packed
     notes: list[str] = field(default_factory=list)
     failed: str = ""
 
@@ -297,7 +299,9 @@ def _prepare(
         with torch.inference_mode(not case.trains):
             found.append(_run_peer(step, 1 if is_case else CALLS))
     right, theirs = found
+    packed_before = packed_nbytes()
     run, jit, last = _run_by("tiny", case, arrays)
+    packed = packed_nbytes() - packed_before
     ours = numbers_of(last)
     del last
     nbytes = case.nbytes
@@ -309,7 +313,7 @@ def _prepare(
     check(f"{row}: {case.name}", errors["tiny"], errors["torch"])
     flops = case.flops or float(sum(k.flops for k in kernels))
     in_flops = bool(case.flops) or not nbytes
-    result = Result(row, case.name, flops, nbytes, in_flops, {}, errors, kernels)
+    result = Result(row, case.name, flops, nbytes, in_flops, {}, errors, kernels, packed)
     peer = functools.partial(step.function, *step.arguments)
     return {"tiny": run, "torch": peer}, result
 

@@ -70,26 +70,26 @@ def conv_net(lib: Any) -> Network:
 
 
 class Residual:
-    """Two 3x3 convolutions beside a shortcut, added and cut off below 0 (He et al., 2015).
+    """Layers beside a shortcut, added and cut off below 0 (He et al., 2015).
 
     (N, inputs, H, W) -> (N, outputs, H / stride, W / stride). Where sizes differ the shortcut is a
     1x1 convolution.
     """
 
-    def __init__(self, lib: Any, inputs: int, outputs: int, stride: int) -> None:
-        nn = lib.nn
-        self.layers = [
-            nn.Conv2d(inputs, outputs, 3, stride=stride, padding=1, bias=False),
-            nn.BatchNorm(outputs),
-            lib.Tensor.relu,
-            nn.Conv2d(outputs, outputs, 3, padding=1, bias=False),
-            nn.BatchNorm(outputs),
-        ]
+    def __init__(
+        self,
+        lib: Any,
+        layers: Sequence[Callable[[Any], Any]],
+        inputs: int,
+        outputs: int,
+        stride: int,
+    ) -> None:
+        self.layers = list(layers)
         self.shortcut: list[Callable[[Any], Any]] = []
         if stride != 1 or inputs != outputs:
             self.shortcut = [
-                nn.Conv2d(inputs, outputs, 1, stride=stride, bias=False),
-                nn.BatchNorm(outputs),
+                lib.nn.Conv2d(inputs, outputs, 1, stride=stride, bias=False),
+                lib.nn.BatchNorm(outputs),
             ]
 
     def __call__(self, x: Any) -> Any:
@@ -99,82 +99,69 @@ class Residual:
         for layer in self.shortcut:
             beside = layer(beside)
         return (y + beside).relu()
+
+
+def basic_block(lib: Any, inputs: int, width: int, stride: int) -> Residual:
+    """Two 3x3 convolutions beside a shortcut. The stride is in the first."""
+    nn = lib.nn
+    layers = [
+        nn.Conv2d(inputs, width, 3, stride=stride, padding=1, bias=False),
+        nn.BatchNorm(width),
+        lib.Tensor.relu,
+        nn.Conv2d(width, width, 3, padding=1, bias=False),
+        nn.BatchNorm(width),
+    ]
+    return Residual(lib, layers, inputs, width, stride)
+
+
+def bottleneck(lib: Any, inputs: int, width: int, stride: int) -> Residual:
+    """1x1, 3x3 and 1x1 convolutions to 4 * width beside a shortcut. The 3x3 one has the stride."""
+    nn, relu = lib.nn, lib.Tensor.relu
+    layers = [
+        nn.Conv2d(inputs, width, 1, bias=False),
+        nn.BatchNorm(width),
+        relu,
+        nn.Conv2d(width, width, 3, stride=stride, padding=1, bias=False),
+        nn.BatchNorm(width),
+        relu,
+        nn.Conv2d(width, 4 * width, 1, bias=False),
+        nn.BatchNorm(4 * width),
+    ]
+    return Residual(lib, layers, inputs, 4 * width, stride)
+
+
+def resnet(
+    lib: Any, block: Callable[[Any, int, int, int], Residual], growth: int, counts: Sequence[int]
+) -> Network:
+    """So many blocks of each width; one of width w has growth * w outputs."""
+    nn = lib.nn
+    blocks, inputs = [], 64
+    for stage, count in enumerate(counts):
+        width = 64 << stage
+        for k in range(count):
+            blocks.append(block(lib, inputs, width, 2 if stage and k == 0 else 1))
+            inputs = growth * width
+    return Network(
+        [
+            nn.Conv2d(3, 64, 7, stride=2, padding=3, bias=False),
+            nn.BatchNorm(64),
+            lib.Tensor.relu,
+            lambda x: x.max_pool2d(kernel_size=(3, 3), stride=2, padding=1),
+            *blocks,
+            lambda x: x.mean((2, 3)),
+            nn.Linear(inputs, 1000),
+        ]
+    )
 
 
 def resnet18(lib: Any) -> Network:
     """ResNet-18 (He et al., 2015): (N, 3, 224, 224) -> (N, 1000), 11.7 million weights."""
-    nn, tensor = lib.nn, lib.Tensor
-    blocks, inputs = [], 64
-    for outputs, stride in ((64, 1), (128, 2), (256, 2), (512, 2)):
-        blocks.append(Residual(lib, inputs, outputs, stride))
-        blocks.append(Residual(lib, outputs, outputs, 1))
-        inputs = outputs
-    return Network(
-        [
-            nn.Conv2d(3, 64, 7, stride=2, padding=3, bias=False),
-            nn.BatchNorm(64),
-            tensor.relu,
-            lambda x: x.max_pool2d(kernel_size=(3, 3), stride=2, padding=1),
-            *blocks,
-            lambda x: x.mean((2, 3)),
-            nn.Linear(512, 1000),
-        ]
-    )
-
-
-class Bottleneck:
-    """1x1, 3x3 and 1x1 convolutions beside a shortcut (He et al., 2015).
-
-    (N, inputs, H, W) -> (N, 4 * width, H / stride, W / stride). The stride is in the middle.
-    """
-
-    def __init__(self, lib: Any, inputs: int, width: int, stride: int) -> None:
-        nn, relu = lib.nn, lib.Tensor.relu
-        self.layers = [
-            nn.Conv2d(inputs, width, 1, bias=False),
-            nn.BatchNorm(width),
-            relu,
-            nn.Conv2d(width, width, 3, stride=stride, padding=1, bias=False),
-            nn.BatchNorm(width),
-            relu,
-            nn.Conv2d(width, 4 * width, 1, bias=False),
-            nn.BatchNorm(4 * width),
-        ]
-        self.shortcut: list[Callable[[Any], Any]] = []
-        if stride != 1 or inputs != 4 * width:
-            self.shortcut = [
-                nn.Conv2d(inputs, 4 * width, 1, stride=stride, bias=False),
-                nn.BatchNorm(4 * width),
-            ]
-
-    def __call__(self, x: Any) -> Any:
-        y, beside = x, x
-        for layer in self.layers:
-            y = layer(y)
-        for layer in self.shortcut:
-            beside = layer(beside)
-        return (y + beside).relu()
+    return resnet(lib, basic_block, 1, (2, 2, 2, 2))
 
 
 def resnet50(lib: Any) -> Network:
     """ResNet-50 (He et al., 2015): (N, 3, 224, 224) -> (N, 1000), 25.6 million weights."""
-    nn, tensor = lib.nn, lib.Tensor
-    blocks, inputs = [], 64
-    for width, count, stride in ((64, 3, 1), (128, 4, 2), (256, 6, 2), (512, 3, 2)):
-        for k in range(count):
-            blocks.append(Bottleneck(lib, inputs, width, stride if k == 0 else 1))
-            inputs = 4 * width
-    return Network(
-        [
-            nn.Conv2d(3, 64, 7, stride=2, padding=3, bias=False),
-            nn.BatchNorm(64),
-            tensor.relu,
-            lambda x: x.max_pool2d(kernel_size=(3, 3), stride=2, padding=1),
-            *blocks,
-            lambda x: x.mean((2, 3)),
-            nn.Linear(2048, 1000),
-        ]
-    )
+    return resnet(lib, bottleneck, 4, (3, 4, 6, 3))
 
 
 class Norm:
