@@ -454,6 +454,14 @@ def widened() -> UOp:
     return sink(param(0, 16, 16, 3).index(i, j, more).store(total * param(3, 3).index(more)))
 
 
+def in_place() -> UOp:
+    """The product takes the place of one of its operands."""
+    i, j, r = out(16, 0), out(16, 1), red(16, 2)
+    a, b = [param(slot, 16, 16, dtype=BF16) for slot in (0, 1)]
+    total = (a.index(i, r).cast(F32) * b.index(r, j).cast(F32)).reduce(r)
+    return sink(a.index(i, j).store(total.cast(BF16)))
+
+
 BIG = product(64, 128, 256, (BF16, BF16, F32)).sink
 PLAIN = product(16, 32, 8, (BF16, BF16, F32)).sink
 
@@ -476,6 +484,7 @@ PLAIN = product(16, 32, 8, (BF16, BF16, F32)).sink
         (CASES["softmax"]().sink, [Opt(TC, 0, (-1, 2, 1))], "no reduction adds up products"),
         (CASES["transposed"]().sink, [Opt(TC, 0, (-1, 2, 1))], "no reduction adds up products"),
         (shared_axes(), [Opt(TC, 0, (-1, 2, 1))], "another reduction goes over the same axes"),
+        (in_place(), [Opt(TC, 0, (-1, 2, 1))], "the kernel writes the operand's buffer"),
         (across_dims(), [Opt(TC, 0, (-1, 2, 1))], "not one dimension of an operand by itself"),
         (
             product(16, 32, 7, (BF16, BF16, F32)).sink,

@@ -273,6 +273,8 @@ class SplitKernel:
             raise KernelOptError(f"{self._text(opt)}: {e}") from None
         check(opt.axis is not None and 0 <= opt.axis < len(ways), opt, "no such choice of axes")
         way = ways[opt.axis or 0]
+        rule = "the kernel writes the operand's buffer"
+        check(all(w.load.src[0] not in self.written for w in way.words.values()), opt, rule)
         self.unit_choices = len(ways)
         self.before = copy.copy(self)
         self._read(way.ast)
