@@ -11,7 +11,7 @@ import pytest
 from conftest import examples
 from kernels import TARGET, Case, blank, out, param, red, sink, some
 from test_tiling import check
-from tiny.codegen.opt import Kernel, KernelOptError, Opt, OptOps
+from tiny.codegen.opt import Kernel, KernelOptError, Opt, OptOps, idle
 from tiny.codegen.opt.idle import inequality_of, needed_steps
 from tiny.dtype import dtypes
 from tiny.uop.ops import Ops, ReduceArg, StageArg, UOp
@@ -126,6 +126,22 @@ def test_what_is_known_of_loops():
     assert axes(rows_kept(CONDITIONS["causal"], 9, 9, 4)) == {2, 3, 4}
     # nothing is known of a remainder
     assert axes(masked_matmul(lambda m, n: (m + n) % 3 < 1, 9, 9, 4)) == set()
+
+
+@pytest.mark.parametrize("is_nested", [True, False])
+def test_many_conditions_are_each_read_once(is_nested, monkeypatch):
+    m, n = out(9, 0), red(9, 1)
+    value, both = param(1, 9).index(n), None
+    for k in range(100):
+        condition = n < m + (k + 1)
+        both = condition if both is None else both & condition
+        value = (condition if is_nested else both).where(value * 2.0, number(0))
+    order = value.reduce(n).postorder()
+    read = []
+    monkeypatch.setattr(idle, "inequality_of", lambda c: read.append(c) or inequality_of(c))
+    found = needed_steps(order)
+    assert len(read) == len(set(read)) == 100
+    assert 0 < len(found[n]) <= 2 * idle.MOST_KNOWN
 
 
 def test_a_value_that_is_needed_elsewhere_too_is_made_everywhere():

@@ -38,6 +38,7 @@ class Inequality(NamedTuple):
 
 Known = frozenset[Inequality]
 NOTHING: Known = frozenset()
+MOST_KNOWN = 16  # that are told of a node: to know less is right as well, and no chain is quadratic
 
 
 def needed_steps(order: Iterable[UOp]) -> dict[UOp, Known]:
@@ -70,6 +71,7 @@ def _needs_of(nodes: list[UOp]) -> tuple[dict[UOp, Known], dict[UOp, Known]]:
     wanted: dict[UOp, Known] = {}
     steps: dict[UOp, Known] = {}
     ranges: dict[UOp, set[UOp]] = {}  # that a STAGE is in, with its own
+    terms = _Terms()
     if not any(n.op is Ops.WHERE for n in nodes) or not any(n.op is Ops.REDUCE for n in nodes):
         return wanted, steps
 
@@ -81,11 +83,12 @@ def _needs_of(nodes: list[UOp]) -> tuple[dict[UOp, Known], dict[UOp, Known]]:
         if node.op is Ops.WHERE:
             condition, chosen, other = node.src
             want(condition, known)
-            want(chosen, known | _terms(condition))
+            more = known | terms.of(condition)
+            want(chosen, more if len(more) <= MOST_KNOWN else known)
             want(other, known)
             continue
         if node.op is Ops.REDUCE:
-            only = known | (_terms(node.src[0].src[0]) if _is_masked(node) else NOTHING)
+            only = known | (terms.of(node.src[0].src[0]) if _is_masked(node) else NOTHING)
             for r in node.src[1:]:
                 steps[r] = steps[r] & only if r in steps else only
         elif node.op is Ops.STAGE:
@@ -192,10 +195,32 @@ def _is_masked(node: UOp) -> bool:
     return op is Ops.MAX and other == node.dtype.min
 
 
-def _terms(condition: UOp) -> Known:
-    """The inequalities that a conjunction says."""
-    found = [inequality_of(t) for t in condition.split_uop(Ops.AND)]
-    return frozenset([x for x in found if x is not None])
+class _Terms:
+    """The inequalities that conjunctions say, MOST_KNOWN of each at most."""
+
+    def __init__(self) -> None:
+        self.found: dict[UOp, Known] = {}
+
+    def of(self, condition: UOp) -> Known:
+        """Those of one; what several share is looked at once."""
+        found = self.found
+        stack = [condition]
+        while stack:
+            node = stack.pop()
+            if node in found:
+                continue
+            if node.op is not Ops.AND:
+                one = inequality_of(node)
+                found[node] = NOTHING if one is None else frozenset([one])
+                continue
+            todo = [s for s in node.src if s not in found]
+            if todo:
+                stack += [node, *todo]
+                continue
+            low, high = [found[s] for s in node.src]
+            both = low | high
+            found[node] = both if len(both) <= MOST_KNOWN else max(low, high, key=len)
+        return found[condition]
 
 
 def inequality_of(condition: UOp) -> Inequality | None:
