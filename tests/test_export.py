@@ -1016,6 +1016,14 @@ def bad_opts(file: Opened) -> None:
         step[1] = [["UPCAST", 900, 4]]
 
 
+def with_opt(name: str, axis: int | None, arg: object) -> Callable[[Opened], None]:
+    def change(file: Opened) -> None:
+        for step in steps_of(file):
+            step[1] = [[name, axis, arg]]
+
+    return change
+
+
 def constant_outside(file: Opened) -> None:
     for step in steps_of(file):
         for pair in step[4]:
@@ -1064,6 +1072,21 @@ TAMPERED: dict[str, tuple[Callable[[Opened], None], str]] = {
         constant_outside, "variable pos: 99 is not from 0 to 3",
     ),
     "Opts that are not legal": (bad_opts, r"has Opts that are not legal: UPCAST\(900, 4\)"),
+    "an Opt that is none": (with_opt("FAST", 0, 1), "there is no Opt 'FAST'"),
+    "STREAM of no store": (
+        with_opt("STREAM", 77, 0), r"not legal: STREAM\(77, 0\): .*no such store",
+    ),
+    "STREAM without a store": (with_opt("STREAM", None, 0), "STREAM has no axis"),
+    "STAGE of no operand": (with_opt("STAGE", 0, 99), r"not legal: STAGE.*there is no such operand"),
+    "STAGE at no loop": (with_opt("STAGE", 99, 0), r"not legal: STAGE.*there is no such"),
+    "TC of no unit": (with_opt("TC", 0, [900, 2, 1]), r"not legal: TC.*no such unit"),
+    "TC where nothing is multiplied": (
+        with_opt("TC", 0, [-1, 2, 2]), r"not legal: TC.*(no reduction|no unit)",
+    ),
+    "TC of a level that is none": (with_opt("TC", 0, [-1, 9, 1]), "not legal: TC.*its level"),
+    "TC of one number": (with_opt("TC", 0, 4), "what TC takes"),
+    "TC of numbers that are text": (with_opt("TC", 0, ["a", 2, 1]), "a number of TC is 'a'"),
+    "VEC of several numbers": (with_opt("VEC", 0, [1, 2, 3]), "the number of an Opt"),
     "memory that is not there": (
         set_in("calls.0.steps.0.3.0.1", 77), "a step uses memory that is not there",
     ),
