@@ -777,8 +777,9 @@ cdef class Expansion:
     cdef tuple rest(self, object need, bint is_low, int64_t sign):
         """(sum over loops that are open or None, constant): the rest of a need times a sign."""
         cdef int64_t constant = sign * <int64_t>(need.low if is_low else need.high)
-        cdef Node total = None, place, part
+        cdef Node place
         cdef object leaf
+        cdef list parts = []
         for leaf, times, low, high in need.others:
             place = None
             for scope in self.scopes:
@@ -789,9 +790,8 @@ cdef class Expansion:
             if place.c_op == OP_CONST:
                 constant += sign * <int64_t>times * <int64_t>place.arg
                 continue
-            part = self.times(place, sign * <int64_t>times)
-            total = part if total is None else self.emit(make2(OP_ADD, types.INDEX, total, part))
-        return total, constant
+            parts.append((place, sign * <int64_t>times))
+        return self.sum_of(parts), constant
 
     cdef Node if_needed(self, object need, Node count):
         """The number of iterations of a loop, 0 where it is not needed at all."""
@@ -1249,7 +1249,7 @@ cdef class Expansion:
         """
         cdef int64_t constant = form.constant, factor
         cdef list parts = []
-        cdef Node term, x, part, total = None
+        cdef Node term, x
         cdef Py_ssize_t k, number
         cdef int tile
         for k in range(len(form.terms)):
@@ -1277,10 +1277,16 @@ cdef class Expansion:
                 parts.append((self.home[x], len(parts), x, factor))
         if len(parts) > 1:
             parts.sort()
-        for _, _, x, factor in parts:
+        return self.sum_of([part[2:] for part in parts]), constant
+
+    cdef Node sum_of(self, list parts):
+        """The sum of nodes times factors, in order; None of nothing."""
+        cdef Node total = None, x, part
+        cdef int64_t factor
+        for x, factor in parts:
             part = self.times(x, factor)
             total = part if total is None else self.emit(make2(OP_ADD, types.INDEX, total, part))
-        return total, constant
+        return total
 
     cdef Node offset(self, Form form, int64_t lane):
         """The value of an index in one lane."""

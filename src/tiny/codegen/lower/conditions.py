@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from tiny._core.symbolic import simplify
-from tiny.codegen.lower.indices import without_true_gates
+from tiny.codegen.lower.indices import all_of, bounds, without_true_gates
 from tiny.codegen.lower.tiled import axis_masks
 from tiny.dtype import dtypes
 from tiny.uop.ops import Ops, UOp
@@ -91,7 +91,7 @@ class _Placing:
             self.masked[node] = (terms, node)
             return node
         kept = terms.difference(moved)
-        gate = [*kept, *_bounds(at[:rank], memory.shape)]
+        gate = [*kept, *bounds(at[:rank], memory.shape)]
         src = (memory, *at[:rank], _all_of(gate)) if gate else (memory, *at[:rank])
         inner = node.replace(src=src)
         if kept:
@@ -137,21 +137,7 @@ def _terms(condition: UOp) -> Terms:
 
 def _all_of(terms: Iterable[UOp]) -> UOp:
     """Their conjunction, in an order that does not depend on addresses."""
-    first, *rest = sorted(terms, key=lambda t: t.key)
-    for t in rest:
-        first = first & t
-    return first
-
-
-def _bounds(at: list[UOp], shape: tuple[int, ...]) -> list[UOp]:
-    """Conditions for an index to be inside, where its bounds do not prove it."""
-    found = []
-    for i, size in zip(at, shape, strict=True):
-        if i.vmin < 0:
-            found.append(i.const_like(-1) < i)
-        if i.vmax >= size:
-            found.append(i < size)
-    return found
+    return all_of(sorted(terms, key=lambda t: t.key))
 
 
 def _without_idle_steps(sink: UOp) -> UOp:

@@ -14,6 +14,7 @@ from tiny.uop.ops import Ops, UOp
 __all__ = [
     "LinearForm",
     "all_of",
+    "bounds",
     "flatten_indices",
     "inside",
     "linear_form",
@@ -65,13 +66,19 @@ def without_true_gates(sink: UOp) -> UOp:
 
 def inside(at: Sequence[UOp], shape: Sequence[int]) -> UOp | None:
     """The condition for indices to be inside of a buffer, as far as bounds do not prove it."""
+    terms = bounds(at, shape)
+    return all_of(terms) if terms else None
+
+
+def bounds(at: Sequence[UOp], shape: Sequence[int]) -> list[UOp]:
+    """The conditions for indices to be inside, where their own bounds do not prove it."""
     terms = []
     for i, size in zip(at, shape, strict=True):
         if i.vmin < 0:
             terms.append(i.const_like(-1) < i)
         if i.vmax >= size:
             terms.append(i < size)
-    return all_of(terms) if terms else None
+    return terms
 
 
 def all_of(terms: Sequence[UOp]) -> UOp:

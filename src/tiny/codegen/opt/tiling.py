@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tiny._core.symbolic import simplify
-from tiny.codegen.lower.indices import inside, linear_form
+from tiny.codegen.lower.indices import all_of, inside, linear_form
 from tiny.codegen.lower.sums import SumRules
 from tiny.codegen.lower.tiled import Loop, TiledAxis, TiledKernel
 from tiny.codegen.opt.axes import Axis, Part, Split, copies_of
@@ -508,12 +508,7 @@ class Tiling:
     def other_conditions(self, node: UOp) -> list[UOp]:
         """The gate of a load less the conditions that its indices are inside of the buffer."""
         rest = [self.new[t] for t in conditions_of(node)]
-        if not rest:
-            return []
-        gate = rest[0]
-        for t in rest[1:]:
-            gate = gate & t
-        return [gate]
+        return [all_of(rest)] if rest else []
 
     def box(self, index: UOp, d: int, outside: set[int]) -> tuple[UOp, list[_Dim]]:
         """An index as a start, that loops outside determine, and dimensions for those inside."""

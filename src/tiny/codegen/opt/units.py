@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from tiny._core.symbolic import simplify
-from tiny.codegen.lower.indices import linear_form
+from tiny.codegen.lower.indices import all_of, linear_form
 from tiny.codegen.opt.opts import KernelOptError
 from tiny.dtype import DType, dtypes
 from tiny.uop.ops import AxisType, GroupOp, Ops, ParamArg, RangeArg, ReduceArg, UOp
@@ -361,10 +361,7 @@ class _Finder:
             if node.op is Ops.INDEX and node.src[0] not in words and depends[node]:
                 rank = 1 + len(node.src[0].arg.shape)
                 terms = [*src[rank:], *[inside[r] for r in inside if r in depends[node]]]
-                gate = terms[0]
-                for term in terms[1:]:
-                    gate = gate & term
-                src = (*src[:rank], gate)
+                src = (*src[:rank], all_of(terms))
             new[node] = node if src == node.src else node.replace(src=src)
         return new[ast]
 
