@@ -1077,7 +1077,7 @@ TAMPERED: dict[str, tuple[Callable[[Opened], None], str]] = {
         with_opt("STREAM", 77, 0), r"not legal: STREAM\(77, 0\): .*no such store",
     ),
     "STREAM without a store": (with_opt("STREAM", None, 0), "STREAM has no axis"),
-    "STAGE of no operand": (with_opt("STAGE", 0, 99), r"not legal: STAGE.*there is no such operand"),
+    "STAGE of no operand": (with_opt("STAGE", 0, 99), "not legal: STAGE.*there is no such operand"),
     "STAGE at no loop": (with_opt("STAGE", 99, 0), r"not legal: STAGE.*there is no such"),
     "TC of no unit": (with_opt("TC", 0, [900, 2, 1]), r"not legal: TC.*no such unit"),
     "TC where nothing is multiplied": (
