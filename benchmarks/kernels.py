@@ -6,12 +6,14 @@
 Each row of the table has cases, a target for the geometric mean of their ratios to PyTorch, and
 often one for each of them; `--list` names them. A case runs as users run it, with new memory for
 each result, beside PyTorch under `inference_mode` (training: PyTorch's default). All of a case take
-turns in one process, at the same number of threads, and the fastest round counts. Results are
-checked against float64, in the end of three calls; one that is wrong ends the run with status 1.
+turns in one process, at the same number of threads (tinygrad: on all cores), and the fastest round
+counts. Results are checked against float64, in the end of three calls; one that is wrong ends the
+run with status 1.
 
 "peak" is the part of what this machine can do at most: the least time for the work, at the speed
-of a loop of multiply-adds and a copy of memory made by our own code generator in the same run,
-over the time that it took. What stays in caches can go past a copy. `--shapes-seed N` draws ten
+of a loop of float32 multiply-adds and a copy of memory made by our own code generator in the same
+run, over the time that it took. What stays in caches can go past a copy, and units for bfloat16
+and 8-bit integers past multiply-adds. `--shapes-seed N` draws ten
 shapes a row instead, which should do about as well. The row "by hand" runs kernels with Opts
 written by hand beside those chosen, without memory management.
 

@@ -14,8 +14,6 @@ from tiny.codegen.opt.heuristic import choose_opts
 from tiny.dtype import DType, dtypes
 from tiny.uop.ops import UOp
 
-torch = pytest.importorskip("torch")
-
 VEC, UPCAST, UNROLL, SWAP = OptOps.VEC, OptOps.UPCAST, OptOps.UNROLL, OptOps.SWAP
 THREAD, STAGE, BLOCK = OptOps.THREAD, OptOps.STAGE, OptOps.BLOCK
 
@@ -155,6 +153,7 @@ def test_products_of_transposed_operands(shape, views):
 @pytest.mark.parametrize("activation", ["gelu", "relu", "sigmoid", "tanh"])
 @pytest.mark.parametrize("shape", [(31, 45, 300), (1, 130, 257), (64, 10, 784)])
 def test_a_linear_layer_with_its_activation_is_one_kernel(shape, activation):
+    torch = pytest.importorskip("torch")
     m, n, k = shape
     rng = np.random.default_rng(2)
     x = rng.standard_normal((m, k)).astype(np.float32)
