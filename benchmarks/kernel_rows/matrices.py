@@ -125,7 +125,7 @@ def attention(heads: int, length: int, width: int, causal: bool, backward: bool 
     def peer(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         return functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
 
-    # a product of matrices more for each of the five that a backward pass is made of
+    # two products of matrices; gradients take five more
     flops = 4.0 * heads * length * length * width * (0.5 if causal else 1.0)
     name = f"{heads}x{length}x{width}{' causal' if causal else ''}"
     if not backward:
