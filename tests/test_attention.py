@@ -19,6 +19,7 @@ def least_stored(request, monkeypatch):
     monkeypatch.setattr(placement, "LEAST_STORED", 0.5 if request.param == "stored" else 0)
     if request.param == "again":
         monkeypatch.setattr(placement, "HUGE_NBYTES", 0)
+        monkeypatch.setattr(placement, "HUGE_COLUMNS", 0)
     yield request.param
     monkeypatch.undo()
     forget_schedules()
@@ -163,3 +164,32 @@ def test_gradients_store_no_scores_where_those_are_large(least_stored):
     items = found.schedule_linear(*found.gradient(*x, gradient=Tensor.empty(4, 40, 32))).src
     scores = [i for i in items if i.kernel.src[0].src[0].src[0].arg.shape == (4, 40, 40)]
     assert bool(scores) == (least_stored != "again")
+
+
+def operations(*outputs: Tensor) -> int:
+    forget_schedules()
+    GlobalCounters.reset()
+    outputs[0].realize(*outputs[1:])
+    return GlobalCounters.global_ops
+
+
+@pytest.mark.parametrize("columns, is_again", [(8, False), (0, True)])
+def test_only_what_is_wide_beside_its_sums_is_made_again(monkeypatch, columns, is_again):
+    def layers() -> int:
+        h = Tensor(drawn(640, 32)).realize()
+        weights = [Tensor(drawn(32, 32, seed=k)).realize() for k in range(4)]
+        for w in weights:
+            h = (h @ w).softmax()
+        return operations(*h.sum().gradient(*weights))
+
+    monkeypatch.setattr(placement, "LEAST_STORED", 0)
+    monkeypatch.setattr(placement, "HUGE_NBYTES", 1 << 40)
+    least = layers()
+    monkeypatch.setattr(placement, "HUGE_NBYTES", 0)
+    monkeypatch.setattr(placement, "HUGE_COLUMNS", columns)
+    assert (layers() > 1.2 * least) == is_again
+
+
+def test_scores_are_made_once_where_one_kernel_has_them_in_hand():
+    x = [Tensor.empty(16, 2048, 64) for _ in range(3)]  # 256 MB of scores
+    assert len(x[0].scaled_dot_product_attention(*x[1:]).schedule_linear().src) == 1

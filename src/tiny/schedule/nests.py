@@ -118,6 +118,14 @@ class Kernel:
                 others.add(mask)
         return True
 
+    def plan_so_far(self) -> tuple[int, Chains]:
+        """What planning values notes here, for `go_back`."""
+        return self.kept_nbytes, {nest: set(masks) for nest, masks in self.planned.items()}
+
+    def go_back(self, plan: tuple[int, Chains]) -> None:
+        """Forget what was planned since."""
+        self.kept_nbytes, self.planned = plan
+
     def scopes(self) -> list[int]:
         """The loops of each nest at which something is planned to be computed once."""
         return [mask for masks in self.planned.values() for mask in masks]

@@ -53,8 +53,10 @@ LEAST_STORED = 0.5
 TILED_ROWS = 12
 LARGE_NBYTES, LARGER = 32 << 20, 8
 # What is made by a contraction and is larger is made again in each kernel that wants it, if it can
-# be kept there for a row: memory then does not grow as scores do.
+# be kept there for a row: memory then does not grow as scores do. Only where its rows are so many
+# times as long as the sums: operands are small then, and sums cheap beside what storing them takes.
 HUGE_NBYTES = 128 << 20
+HUGE_COLUMNS = 8
 # The steps of a reduction's own loop are not shared among threads. Until they are, a long one over
 # rows that have reductions of their own stores what it adds up, one value a row.
 THREADED_REDUCTIONS = False
@@ -165,8 +167,11 @@ class Placement:
 
     def is_huge(self, i: int) -> bool:
         """Whether a value made by a contraction is better computed again than stored."""
-        nbytes = self.g.numel[i] * self.g.nodes[i].dtype.itemsize
-        return self.costs.contracts[i] and nbytes > HUGE_NBYTES
+        g, costs = self.g, self.costs
+        if not costs.contracts[i] or g.numel[i] * g.nodes[i].dtype.itemsize <= HUGE_NBYTES:
+            return False
+        columns = next((size for size in reversed(g.shape[i]) if size > 1), 1)
+        return columns >= HUGE_COLUMNS * costs.foot[i]
 
     def why_stored(self, i: int, requests: Sequence[Request], points: float, reused: bool) -> str:
         """The reason for storing a value that several want, or a loop wants again: the numbers."""

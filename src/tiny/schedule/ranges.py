@@ -62,10 +62,24 @@ class Plan:
         self.loops = Loops()
         self.cost = 0.0  # bytes stored and loaded, and work
         self.visits = 0
+        self.stores_huge = False  # what could be computed again instead
 
 
 def plan_kernels(g: TensorGraph, targets: dict[str, Target]) -> tuple[Plan, int, int]:
     """The cheapest plan of a few walks; with the number of walks and of visits in all.
+
+    Where that stores what is huge it is made again, with such values computed in each kernel that
+    wants them: not before, since one kernel may do with them in hand.
+    """
+    best, rounds, visits = _cheapest(g, targets, False)
+    if best.stores_huge:
+        best, more, again = _cheapest(g, targets, True)
+        rounds, visits = rounds + more, visits + again
+    return best, rounds, visits
+
+
+def _cheapest(g: TensorGraph, targets: dict[str, Target], is_again: bool) -> tuple[Plan, int, int]:
+    """The cheapest plan, with or without huge values that are computed again.
 
     Each walk takes the cells that the one before stored for loads: over a stored value, much is
     cheap to compute again. Walks may alternate between two plans, hence the best is kept.
@@ -74,7 +88,7 @@ def plan_kernels(g: TensorGraph, targets: dict[str, Target]) -> tuple[Plan, int,
     stored = frozenset(g.stored)
     visits = rounds = 0
     while rounds < MOST_ROUNDS:
-        plan = _Walk(g, targets, stored).run()
+        plan = _Walk(g, targets, stored, is_again).run()
         rounds += 1
         visits += plan.visits
         if best is None or plan.cost < best.cost:
@@ -90,9 +104,14 @@ class _Walk:
     """One walk from the stores to the loads."""
 
     def __init__(
-        self, g: TensorGraph, targets: dict[str, Target], stored_before: frozenset[int]
+        self,
+        g: TensorGraph,
+        targets: dict[str, Target],
+        stored_before: frozenset[int],
+        is_again: bool,
     ) -> None:
         self.g = g
+        self.is_again = is_again  # whether huge values are computed in each kernel, if they can be
         self.targets = targets
         self.costs: Costs = estimate_costs(g, stored_before)
         self.plan = Plan(len(g), targets)
@@ -129,15 +148,9 @@ class _Walk:
         verdict = self.placement.decide(i, list(requests.values()))
         stored = verdict.where is Where.GLOBAL
         if stored and self.placement.is_huge(i):
-            groups: dict[Kernel, list[Request]] = {}
-            for r in requests.values():
-                groups.setdefault(r.kernel, []).append(r)
-            verdicts = [self.placement.decide(i, group) for group in groups.values()]
-            if all(v.where is not Where.GLOBAL for v in verdicts):
-                for (kernel, group), mine in zip(groups.items(), verdicts, strict=True):
-                    kernel.pending.discard(i)
-                    self.compute(i, group, mine)
+            if self.is_again and self.compute_in_each(i, requests.values()):
                 return
+            self.plan.stores_huge = True
         for r in requests.values():
             r.kernel.pending.discard(i)
             if stored:
@@ -147,6 +160,24 @@ class _Walk:
             self.count_loads(i, requests.values())
         else:
             self.compute(i, list(requests.values()), verdict)
+
+    def compute_in_each(self, i: int, requests: Iterable[Request]) -> bool:
+        """Compute a cell in each kernel that wants it, if none of them would have it stored."""
+        groups: dict[Kernel, list[Request]] = {}
+        for r in requests:
+            groups.setdefault(r.kernel, []).append(r)
+        if len(groups) == 1:
+            return False
+        plans = [(kernel, kernel.plan_so_far()) for kernel in groups]
+        verdicts = [self.placement.decide(i, group) for group in groups.values()]
+        if any(v.where is Where.GLOBAL for v in verdicts):
+            for kernel, plan in plans:
+                kernel.go_back(plan)
+            return False
+        for (kernel, group), verdict in zip(groups.items(), verdicts, strict=True):
+            kernel.pending.discard(i)
+            self.compute(i, group, verdict)
+        return True
 
     def compute(self, i: int, requests: Sequence[Request], verdict: Verdict) -> None:
         """Compute a cell for requests of one kernel, or at each of them."""
