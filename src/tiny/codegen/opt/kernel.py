@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from tiny.codegen.lower import linearize
 from tiny.codegen.opt.heuristic import opts_beside_unit, with_chosen_opts
 from tiny.codegen.opt.opts import Opt, OptOps
+from tiny.codegen.opt.packing import Fill
 from tiny.codegen.opt.splits import SplitKernel
-from tiny.codegen.opt.tiling import Fill
 from tiny.codegen.program import LinearProgram, Packing, ProgramParam
 from tiny.helpers import TC_OPT, TC_SELECT
 from tiny.uop.ops import GroupOp, Ops

@@ -15,8 +15,9 @@ from tiny.codegen.lower.tiled import TiledKernel, axis_masks
 from tiny.codegen.opt.axes import Axis, Split, copies_of
 from tiny.codegen.opt.idle import without_implied
 from tiny.codegen.opt.opts import KernelOptError, Opt, OptOps
+from tiny.codegen.opt.packing import Fill
 from tiny.codegen.opt.prologues import find_prologues
-from tiny.codegen.opt.tiling import Fill, Tiling
+from tiny.codegen.opt.tiling import Tiling
 from tiny.codegen.opt.units import UnitUse, unit_uses
 from tiny.helpers import STRICT_REDUCE, colored
 from tiny.uop.ops import AxisType, Ops, UOp
