@@ -58,6 +58,7 @@ class Costs:
     carried_lanes: float = 6.0  # the same for a sum, where lanes are added up each time
     caution: float = 1.3  # times what it seems to cost, for sums in memory: more can go wrong
     bytes_per_second: float = 2e10  # of memory, for the decision about threads
+    place: float = 1.5e-9  # seconds to look up a place, or to store a vector there
 
     # ---- the time to compile, which a kernel is worth if it runs often
     runs: int = 500  # of a kernel, for each time that it is compiled

@@ -84,7 +84,11 @@ class NestCost:
         ]
         # a short window is unrolled whole, and what neighbours share of it is loaded once
         self.is_window = nest.sums > 0 and 1 < self.inner <= WINDOW
+        self.extents = dict(self.loops)
         self._bodies: dict[tuple[int, int], _Body] = {}
+        # the same is asked of tile after tile
+        self._seconds: dict[tuple[int, int, tuple[tuple[int, int], ...]], float] = {}
+        self._packed: dict[tuple[int, int], bool] = {}  # by id of an access, and lane
 
     @property
     def is_bound_by_memory(self) -> bool:
@@ -153,16 +157,24 @@ class NestCost:
 
     def seconds(self, tile: Tile) -> float:
         """To run it, and its share of the time to compile it."""
+        key = tile.lane, tile.lanes, tile.rows
+        found = self._seconds.get(key)
+        if found is None:
+            found = self._body(tile).seconds(tile.rows) + self.jumping(tile)
+            self._seconds[key] = found
+        return found
+
+    def _body(self, tile: Tile) -> _Body:
+        """What is counted for its lanes, whatever its rows."""
         key = tile.lane, tile.lanes
         body = self._bodies.get(key)
         if body is None:
             body = self._bodies[key] = _Body(self, tile)
-        return body.seconds(tile.rows) + self.jumping(tile)
+        return body
 
     def packing(self, tile: Tile) -> float:
         """The part of it that packs operands once."""
-        self.seconds(tile)
-        return self.costs.cycle * self._bodies[tile.lane, tile.lanes].packing
+        return self.costs.cycle * self._body(tile).packing
 
     def is_far(self, access: Access) -> bool:
         """Whether it is gone through in rows that fall into few sets of a cache."""
@@ -171,6 +183,13 @@ class NestCost:
 
     def is_packed(self, access: Access, lane: int) -> bool:
         """Whether an operand is better read from memory of its own, being read often enough."""
+        key = id(access), lane
+        found = self._packed.get(key)
+        if found is None:
+            found = self._packed[key] = self._pays_packed(access, lane)
+        return found
+
+    def _pays_packed(self, access: Access, lane: int) -> bool:
         if access.is_made:
             return True
         if not access.is_packable or not self.nest.sums:
@@ -205,7 +224,7 @@ class NestCost:
 
     def masked(self, access: Access, lane: int, vectors: int) -> float:
         """Instructions for the conditions of lanes; constants, where these are the whole axis."""
-        is_whole = vectors * self.full[lane] >= dict(self.loops)[lane]
+        is_whole = vectors * self.full[lane] >= self.extents[lane]
         if is_whole or not access.gate >> lane & 1 or self.is_packed(access, lane):
             return 0.0
         return self.costs.masked
@@ -227,20 +246,19 @@ class NestCost:
             if access.shares_dim(lane, self.nest.own):
                 return self.costs.shifted + self.masked(access, lane, vectors)
             if self.is_far(access) and not is_packed:
-                if any(access is x for x in self.streams):  # see `jumps`
+                if any(access is x for x in self.streams):  # see `jumping`
                     return 1.0
                 is_often = self.points >= REUSE * WIDEST_TILE * access.size
                 return self.costs.far_read if is_often else 1 + self.costs.far_jump / vectors
             return 1.0
-        sizes = dict(self.loops)
         if access.number >= 0:
             if step := self.strided(access, lane):
                 return self.costs.strided * step + self.masked(access, lane, vectors)
         elif access.strides.get(lane) == 2 and 2 in [
-            n for k, n in sizes.items() if access.strides.get(k) == 1
+            n for k, n in self.extents.items() if access.strides.get(k) == 1
         ]:
             return self.costs.strided  # what lies between is stored in turns with it
-        size = sizes[lane]
+        size = self.extents[lane]
         # lanes by themselves cost as ever
         part = self.costs.part if 2 * lanes <= self.full[lane] else 1.0
         return self.costs.one_by_one * size / -(-size // lanes) / part  # idle lanes are left out
@@ -256,7 +274,7 @@ class _Body:
         self.lane = tile.lane if tile.lane >= 0 and nest.mask >> tile.lane & 1 else -1
         self.vectors = cost.vectors(tile)
         self.points, self.is_rolled = cost.points, cost.is_rolled
-        self.extents = dict(cost.loops)
+        self.extents = cost.extents
         self.steps = cost.inner if cost.is_window else 1  # in one iteration
         self.inner, self.sizes = cost.inner, [n for _, n in cost.loops]
         self.axes = [k for k, _ in cost.loops]
@@ -290,7 +308,7 @@ class _Body:
         for load in nest.loads:
             if cost.is_window:
                 found = self.windows.setdefault(load.mask, [])
-                found += _windows(load, nest, dict(cost.loops))
+                found += _windows(load, nest, cost.extents)
                 gates = load.gate & nest.outputs & ~(1 << max(self.lane, 0))
                 self.gates[load.mask] = self.gates.get(load.mask, 0) | gates
             slots = cost.slots(load, self.lane, lanes, self.vectors)

@@ -10,7 +10,7 @@ from tiny.codegen.opt.columns import column_opts
 from tiny.codegen.opt.cost import LINE, REUSE, Tile, registers_of
 from tiny.codegen.opt.loops import Loops, Plan, shares_evenly
 from tiny.codegen.opt.nests import Access, Nest, axes_of
-from tiny.codegen.opt.opts import KernelOptError, Opt, OptOps
+from tiny.codegen.opt.opts import Opt, OptOps
 from tiny.codegen.opt.ordered import in_order
 from tiny.codegen.opt.splits import SplitKernel
 from tiny.codegen.opt.streams import find_stream, plan_stream
@@ -38,7 +38,8 @@ _by_cost = attrgetter("cost")
 def choose_opts(kernel: SplitKernel) -> tuple[Opt, ...]:
     """Opts for each loop nest, the one with most work first; the kernel is left as it is.
 
-    They do not depend on the number of threads, but for whether threads share an output loop.
+    They do not depend on the number of threads, but for whether threads share an output loop, and
+    for the blocks that they share of writes to computed places. Values do not depend on it.
     """
     return with_chosen_opts(kernel).applied_opts
 
@@ -59,20 +60,12 @@ def opts_beside_unit(kernel: SplitKernel) -> tuple[Opt, ...]:
     return choice.kernel.applied_opts[len(kernel.applied_opts) :]
 
 
-def _try(kernel: SplitKernel, opt: Opt) -> bool:
-    try:
-        kernel.apply_opt(opt)
-    except KernelOptError:
-        return False
-    return True
-
-
 def _split(kernel: SplitKernel, tile: Tile) -> None:
     """Apply a tile."""
     if tile.lane >= 0:
-        _try(kernel, Opt(OptOps.VEC, tile.lane, tile.lanes))
+        kernel.try_opt(Opt(OptOps.VEC, tile.lane, tile.lanes))
     for axis, count in tile.rows:
-        _try(kernel, Opt(OptOps.UPCAST, axis, count))
+        kernel.try_opt(Opt(OptOps.UPCAST, axis, count))
 
 
 def _has_reuse(nest: Nest) -> bool:
@@ -111,7 +104,7 @@ class _Choice:
         least = math.inf
         while axis < choices:  # the first, and the last one: lanes along the reduction
             trial = self.kernel.copy()
-            if not _try(trial, Opt(OptOps.TC, axis, use)):
+            if not trial.try_opt(Opt(OptOps.TC, axis, use)):
                 break
             if axis == 0 and TC != 2:
                 least = self.known.tiles(self.nests[0], self.kernel)[0].cost
@@ -151,7 +144,7 @@ class _Choice:
             key=lambda x: (x[0] * x[1] / (x[0] + x[1]), x[0]),
         )
         for axis, n in ((use.m, rows), (use.n, columns)):
-            while n > 1 and not _try(kernel, Opt(OptOps.UPCAST, axis, n)):
+            while n > 1 and not kernel.try_opt(Opt(OptOps.UPCAST, axis, n)):
                 n -= 1
         outputs = [k for k in kernel.nest_order if not nest.own >> k & 1]
         self.order_loops(sorted(outputs, key=lambda k: (k == use.m, k == use.n)))
@@ -169,7 +162,7 @@ class _Choice:
         packed: list[tuple[Nest, Tile]] = []
         rows = self.known.shared_rows(self.kernel) if may_arrange else None
         if rows is not None:
-            _try(self.kernel, Opt(OptOps.UPCAST, *rows))
+            self.kernel.try_opt(Opt(OptOps.UPCAST, *rows))
         for nest in sorted(self.nests, key=self.known.plain.__getitem__, reverse=True):
             tile = self.tile(nest)
             if nest.sums:
@@ -197,7 +190,7 @@ class _Choice:
             lanes = [k for k, step in store.strides.items() if axes[k].lanes > 1 and step == 2]
             between = [k for k, step in store.strides.items() if step == 1 and axes[k].size == 2]
             if lanes and between and axes[between[0]].step == 1:
-                _try(self.kernel, Opt(OptOps.UPCAST, between[0], 2))
+                self.kernel.try_opt(Opt(OptOps.UPCAST, between[0], 2))
 
     def tile(self, nest: Nest) -> Tile:
         """Apply the cheapest tile of a nest, unless it has got lanes from another one."""
@@ -228,7 +221,7 @@ class _Choice:
         if self.known.costs[nest].is_window and is_known and copies <= ROWS_OF_WINDOW:
             for number in own:
                 size = self.sizes[number]
-                _try(kernel, Opt(OptOps.UNROLL, number - kernel.first_reduce, size))
+                kernel.try_opt(Opt(OptOps.UNROLL, number - kernel.first_reduce, size))
             return
         is_short = own and self.sizes[own[-1]] <= SHORT_LOOP
         if copies >= ENOUGH_COPIES and (len(nest.loads) == 1 or not (is_short or len(own) == 1)):
@@ -252,7 +245,7 @@ class _Choice:
             n = size if whole else next(iter(some), 1)
             if copies + self.kept(kernel, nest, number, n) > registers_of(kernel.target) - 4:
                 return
-            if n == 1 or not _try(kernel, Opt(OptOps.UNROLL, number - kernel.first_reduce, n)):
+            if n == 1 or not kernel.try_opt(Opt(OptOps.UNROLL, number - kernel.first_reduce, n)):
                 return
             steps *= n
             if n < size or steps >= STEPS or copies >= ENOUGH_COPIES:
@@ -273,10 +266,10 @@ class _Choice:
         """Sum columns up row by row, if that is what it is. False if it is not."""
         trial, target = self.kernel.copy(), self.kernel.target
         opts = column_opts(nest, self.sizes, self.full, self.costs.far, target.l2_bytes)
-        if not opts or not all(_try(trial, opt) for opt in opts):
+        if not opts or not all(trial.try_opt(opt) for opt in opts):
             return False
         if target.threads > 1:
-            _try(trial, Opt(OptOps.THREAD, len(self.sizes)))
+            trial.try_opt(Opt(OptOps.THREAD, len(self.sizes)))
         self.kernel = trial
         return True
 
@@ -309,11 +302,11 @@ class _Choice:
         loops, plan = best
         self.kernel = loops.kernel
         if plan.block:
-            _try(self.kernel, Opt(OptOps.BLOCK, plan.blocked, plan.block))
+            self.kernel.try_opt(Opt(OptOps.BLOCK, plan.blocked, plan.block))
         self.order_loops(plan.entries)
         self.share(plan.cost)
         for number, axis in plan.staged:
-            _try(self.kernel, Opt(OptOps.STAGE, axis, number))
+            self.kernel.try_opt(Opt(OptOps.STAGE, axis, number))
         return True
 
     def streamed(self, nest: Nest, beside: list[Access]) -> tuple[Loops, Plan] | None:
@@ -323,7 +316,7 @@ class _Choice:
             return None
         trial = self.kernel.copy()
         _split(trial, stream.tile)
-        _try(trial, Opt(OptOps.UNROLL, stream.axis - trial.first_reduce, stream.steps))
+        trial.try_opt(Opt(OptOps.UNROLL, stream.axis - trial.first_reduce, stream.steps))
         cost = self.known.costs[nest]
         loops = Loops(trial, nest, cost, stream.tile, self.sizes, beside)
         seconds = cost.seconds(stream.tile) - cost.packing(stream.tile) - cost.jumping(stream.tile)
@@ -339,7 +332,7 @@ class _Choice:
                 at, _ = loops.place(load, loops.levels)
                 if at is not None:
                     axis = None if at < 0 else loops.levels[at].axis
-                    _try(self.kernel, Opt(OptOps.STAGE, axis, load.number))
+                    self.kernel.try_opt(Opt(OptOps.STAGE, axis, load.number))
 
     def order_loops(self, entries: Sequence[int]) -> None:
         """Exchange loops until these are in order, in the places that they have together."""
@@ -347,7 +340,7 @@ class _Choice:
         places = sorted(kernel.nest_order.index(e) for e in entries)
         for place, entry in zip(places, entries, strict=True):
             there = kernel.nest_order[place]
-            if there != entry and not _try(kernel, Opt(OptOps.SWAP, there, entry)):
+            if there != entry and not kernel.try_opt(Opt(OptOps.SWAP, there, entry)):
                 return
 
     # ------------------------------------------------------------ copies
@@ -363,7 +356,7 @@ class _Choice:
         for axis in (row, lane):
             a = kernel.axes[axis]
             is_long = self.sizes[axis] > 2 * COPIED_BLOCK and COPIED_BLOCK % a.step == 0
-            if is_long and _try(kernel, Opt(OptOps.BLOCK, axis, COPIED_BLOCK)):
+            if is_long and kernel.try_opt(Opt(OptOps.BLOCK, axis, COPIED_BLOCK)):
                 blocks.append(len(kernel.axes) - 1)
         if blocks:
             places = [k for k in kernel.nest_order if k in (row, lane, *blocks)]
@@ -397,7 +390,7 @@ class _Choice:
             steps += [0 if s is None else s for k, s in store.strides.items() if k not in near]
             is_whole = all(s * store.itemsize % LINE == 0 for s in steps)
             if len(near) == 1 and is_whole and None not in store.strides.values():
-                _try(kernel, Opt(OptOps.STREAM, number))
+                kernel.try_opt(Opt(OptOps.STREAM, number))
 
     # ------------------------------------------------------------ threads
 
@@ -435,7 +428,7 @@ class _Choice:
         if kernel.target.threads > 1 and counts:
             outer = max(counts, key=counts.__getitem__) if outer is None else outer
             if counts[outer] > 1:
-                _try(kernel, Opt(OptOps.THREAD, outer))
+                kernel.try_opt(Opt(OptOps.THREAD, outer))
 
     def share_phases(self) -> bool:
         """Share each sum of a single row, then what it is needed for. False if there is none."""
@@ -447,7 +440,7 @@ class _Choice:
         for nest in sums:
             self.split_sum(nest)
         if kernel.target.threads > 1:
-            _try(kernel, Opt(OptOps.THREAD, outer))
+            kernel.try_opt(Opt(OptOps.THREAD, outer))
         return True
 
     def split_sum(self, nest: Nest) -> bool:
@@ -459,9 +452,9 @@ class _Choice:
             return False
         steps = self.iterations(number)
         block = -(-steps // SPLIT_PARTS) * axis.step
-        if block < 2 or block >= axis.size or not _try(kernel, Opt(OptOps.BLOCK, number, block)):
+        if block < 2 or block >= axis.size or not kernel.try_opt(Opt(OptOps.BLOCK, number, block)):
             return False
-        return _try(kernel, Opt(OptOps.THREAD, len(kernel.axes) - 1))
+        return kernel.try_opt(Opt(OptOps.THREAD, len(kernel.axes) - 1))
 
     def iterations(self, number: int) -> int:
         """How many iterations the loop of an axis has."""

@@ -7,15 +7,14 @@ each go through all steps in order, for a part of the places that is theirs.
 
 from __future__ import annotations
 
+from tiny.codegen.opt.constants import costs_of
 from tiny.codegen.opt.nests import access_of
-from tiny.codegen.opt.opts import KernelOptError, Opt, OptOps
+from tiny.codegen.opt.opts import Opt, OptOps
 from tiny.codegen.opt.splits import SplitKernel
 
 __all__ = ["in_order"]
 
 VECTORS = 4  # side by side
-STEP = 1.5e-9  # seconds, for a place that is looked up, or a vector that is stored there
-WORTH_THREADS = 1e-5  # seconds of work, from which on threads share it
 PART = 768  # bytes of a row that a thread takes, at least: so that lines are read in a row
 MOST_PARTS = 16
 
@@ -29,7 +28,8 @@ def in_order(kernel: SplitKernel) -> SplitKernel:
     steps = kernel.points((1 << len(kernel.axes)) - 1)
     if near:
         steps //= _lanes(kernel, near[0], itemsize)
-    if kernel.target.threads > 1 and steps * STEP > WORTH_THREADS:
+    costs = costs_of(kernel.target)
+    if kernel.target.threads > 1 and steps * costs.place > costs.worth_threads:
         _threads(kernel, near or kernel.free_axes, itemsize)
     return kernel
 
@@ -41,7 +41,7 @@ def _lanes(kernel: SplitKernel, axis: int, itemsize: int) -> int:
         return 1
     counts = [lanes * n for n in range(VECTORS, 0, -1)]
     for n in [n for n in counts if size % n == 0 or size >= 4 * n or lanes == n <= size]:
-        if _try(kernel, Opt(OptOps.VEC, axis, n)):
+        if kernel.try_opt(Opt(OptOps.VEC, axis, n)):
             return lanes
     return 1
 
@@ -50,7 +50,7 @@ def _threads(kernel: SplitKernel, axes: list[int], itemsize: int) -> None:
     """Share the outermost loop if no two of its steps write to one place, else parts of a row."""
     loops = [k for k in kernel.nest_order if kernel.axes[k].has_loop]
     if loops and loops[0] in kernel.free_axes:
-        _try(kernel, Opt(OptOps.THREAD, loops[0]))
+        kernel.try_opt(Opt(OptOps.THREAD, loops[0]))
         return
     for axis in axes:
         size, step = kernel.axes[axis].size, kernel.axes[axis].step
@@ -59,14 +59,6 @@ def _threads(kernel: SplitKernel, axes: list[int], itemsize: int) -> None:
         parts = min(MOST_PARTS, max(2, size * itemsize // PART))
         parts = 1 << (parts.bit_length() - 1)  # to be shared evenly
         block = -(-size // (parts * step)) * step
-        if step <= block < size and _try(kernel, Opt(OptOps.BLOCK, axis, block)):
-            _try(kernel, Opt(OptOps.THREAD, len(kernel.axes) - 1))
+        if step <= block < size and kernel.try_opt(Opt(OptOps.BLOCK, axis, block)):
+            kernel.try_opt(Opt(OptOps.THREAD, len(kernel.axes) - 1))
             return
-
-
-def _try(kernel: SplitKernel, opt: Opt) -> bool:
-    try:
-        kernel.apply_opt(opt)
-    except KernelOptError:
-        return False
-    return True

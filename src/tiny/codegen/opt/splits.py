@@ -187,13 +187,17 @@ class SplitKernel:
         is_carried = True in reduces and False in reduces[reduces.index(True) :]
         return is_carried or any(a.is_thread and a.is_reduce for a in self.axes)
 
-    def allows(self, opt: Opt) -> bool:
-        """Whether an Opt is legal now."""
+    def try_opt(self, opt: Opt) -> bool:
+        """Apply an Opt if it is legal now; whether it was."""
         try:
-            self.copy().apply_opt(opt)
+            self.apply_opt(opt)
         except KernelOptError:
             return False
         return True
+
+    def allows(self, opt: Opt) -> bool:
+        """Whether an Opt is legal now."""
+        return self.copy().try_opt(opt)
 
     @staticmethod
     def _number(opt: Opt) -> int:

@@ -48,6 +48,7 @@ class Tiles:
         if len(self.nests) == 2 and self.nests[0].sums:
             self.costs[self.nests[1]].is_rolled = self.costs[self.nests[0]].inner >= LONG_SUM
         self.plain = {n: self.costs[n].seconds(Tile()) for n in self.nests}
+        self._tiles: dict[tuple[Nest, tuple[Opt, ...]], list[Tile]] = {}
         self.has_masks = kernel.target.vector_bytes >= 64
 
     def priced(self, nest: Nest, tile: Tile) -> Tile:
@@ -75,6 +76,13 @@ class Tiles:
 
         `kernel` tells which axes have been split already.
         """
+        key = nest, kernel.applied_opts
+        found = self._tiles.get(key)
+        if found is None:
+            found = self._tiles[key] = self._find_tiles(nest, kernel)
+        return found
+
+    def _find_tiles(self, nest: Nest, kernel: SplitKernel) -> list[Tile]:
         fixed = tuple([(k, kernel.axes[k].tile) for k in axes_of(nest.mask)])
         fixed = tuple([(k, n) for k, n in fixed if n > 1])
         if fixed:
