@@ -69,6 +69,19 @@ def test_few_rows_are_computed_while_a_large_matrix_is_read_once():
     assert nesting(product(8, 4096, 4096)) == ["n*", "k", "m", "n"]
 
 
+@pytest.mark.parametrize("dtype", [dtypes.int8, dtypes.float32, dtypes.float64])
+def test_sums_of_a_block_of_outputs_take_a_quarter_of_a_cache(dtype):
+    i, j, r = out(4, 0), out(16384, 1), red(4096, 2)
+    x = param(1, 4, 4096, dtype=dtype).index(i, r) * param(2, 4096, 16384, dtype=dtype).index(r, j)
+    wide = dtypes.float64 if dtype is dtypes.float64 else dtypes.float32
+    value = x.cast(wide).reduce(r)
+    target = replace(WIDE, l2_bytes=1 << 17)
+    ast = sink(param(0, 4, 16384, dtype=wide).index(i, j).store(value))
+    opts = choose_opts(Kernel(ast, target))
+    blocks = [o.arg for o in opts if o.op is BLOCK and o.axis == 1]
+    assert blocks and 4 * blocks[0] * wide.itemsize <= target.l2_bytes // 4
+
+
 def test_many_rows_use_panels_that_are_packed():
     opts = chosen(product(256, 4096, 4096))
     assert [o.arg for o in opts if o.op is STAGE] == [1]

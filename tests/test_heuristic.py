@@ -10,7 +10,7 @@ import pytest
 from kernels import CASES, TARGET, matmul, out, param, red, sink
 from tiny.codegen import lower
 from tiny.codegen.opt import Kernel, Opt, OptOps
-from tiny.codegen.opt.cost import Tile
+from tiny.codegen.opt.cost import Tile, _Body
 from tiny.codegen.opt.heuristic import choose_opts
 from tiny.codegen.opt.nests import find_nests
 from tiny.codegen.opt.tiles import Tiles
@@ -281,6 +281,19 @@ def test_every_tile_costs_something(name):
         assert all(t.cost > 0 for t in tiles)
         assert [t.cost for t in tiles] == sorted(t.cost for t in tiles)
         assert tiles[0].cost <= known.priced(nest, Tile()).cost
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_each_tile_of_a_nest_is_priced_once(name, monkeypatch):
+    priced, seconds = [], _Body.seconds
+
+    def count(body, rows):
+        priced.append((body, tuple(rows)))
+        return seconds(body, rows)
+
+    monkeypatch.setattr(_Body, "seconds", count)
+    choose_opts(Kernel(CASES[name]().sink, WIDE))
+    assert len(priced) == len(set(priced))
 
 
 def test_the_activation_of_a_load_is_its_own_work():

@@ -15,6 +15,7 @@ __all__ = [
     "LinearForm",
     "all_of",
     "bounds",
+    "flat_offset",
     "flatten_indices",
     "inside",
     "linear_form",
@@ -44,13 +45,17 @@ def flatten_indices(sink: UOp) -> UOp:
         src = tuple([new[s] for s in node.src])
         if node.op is Ops.INDEX:
             shape = node.src[0].arg.shape
-            offset, stride = UOp.const(0, dtypes.index), 1
-            for k in reversed(range(len(shape))):
-                offset = offset + src[1 + k] * stride
-                stride *= shape[k]
-            src = (src[0], offset, *src[1 + len(shape) :])
+            src = (src[0], flat_offset(src[1:], shape), *src[1 + len(shape) :])
         new[node] = node if src == node.src else node.replace(src=src)
     return without_true_gates(simplify(new[sink]))
+
+
+def flat_offset(at: Sequence[UOp], shape: Sequence[int]) -> UOp:
+    """Where an element of row-major memory is; what follows its indices is no part of them."""
+    offset, stride = UOp.const(0, dtypes.index), 1
+    for k in reversed(range(len(shape))):
+        offset, stride = offset + at[k] * stride, stride * shape[k]
+    return offset
 
 
 def without_true_gates(sink: UOp) -> UOp:

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from tiny._core.symbolic import simplify
-from tiny.codegen.lower.indices import linear_form
+from tiny.codegen.lower.indices import flat_offset, linear_form
 from tiny.codegen.lower.tiled import Loop, TiledAxis
 from tiny.codegen.opt.axes import Split, copies_of
 from tiny.codegen.opt.opts import KernelOptError
@@ -22,11 +22,11 @@ from tiny.dtype import DType, dtypes
 from tiny.uop.ops import GroupOp, Ops, UOp
 from tiny.uop.target import Target
 
-__all__ = ["rolled_epilogue", "unit_epilogue"]
+__all__ = ["LONG_SUM", "rolled_epilogue", "unit_epilogue"]
 
 LONG = 240  # instructions of an epilogue for all vectors of a tile, from which on it is rolled
 SHORT = 6  # instructions for an element, that cost little where squares are transposed
-STEPS = 128  # of the sums, at least: to store and load one takes as long as a few of them
+LONG_SUM = 128  # steps, at least: to store and load one takes as long as a few of them
 STEPS_ACROSS = 512  # the same where they are transposed
 SCALARS = 8  # sums that are no vectors, from which on an epilogue with lanes pays
 SQUARE = 8  # rows and lanes that are transposed at once
@@ -203,10 +203,7 @@ def _near(t: Tiling, numbers: list[int]) -> list[int]:
     found = set(numbers)
     for store in t.ast.src:
         memory, *at = store.src[0].src
-        offset, stride = UOp.const(0, dtypes.index), 1
-        for k in reversed(range(len(memory.arg.shape))):
-            offset, stride = offset + at[k] * stride, stride * memory.arg.shape[k]
-        form = dict(linear_form(simplify(offset)).terms)
+        form = dict(linear_form(simplify(flat_offset(at, memory.arg.shape))).terms)
         found &= {k for k in numbers if form.get(t.split.axes[k].range) == 1}
     return [k for k in numbers if k in found]
 
@@ -239,12 +236,12 @@ def _pays(
         axis = next(a for a in axes if a.range is r)
         steps *= -(-int(r.src[0].vmax) // axis.lanes)
     if lane < 0:
-        return steps * copies >= STEPS and copies >= SCALARS and work > SHORT
+        return steps * copies >= LONG_SUM and copies >= SCALARS and work > SHORT
     if lane != into:
         return steps >= STEPS_ACROSS
     if not is_near:
         work += axes[lane].lanes
-    return steps >= STEPS and (work + 1) * copies >= LONG
+    return steps >= LONG_SUM and (work + 1) * copies >= LONG
 
 
 def _instructions(node: UOp) -> int:

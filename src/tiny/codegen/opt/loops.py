@@ -225,7 +225,7 @@ class Loops:
         inside = math.prod([self.sizes[k] for k in axes_of(nest.outputs)])
         for x in levels[:first]:
             inside = inside * x.step // self.sizes[x.axis]
-        if 4 * inside * nest.sums > self.kernel.target.l2_bytes // 2:
+        if nest.sum_bytes * inside * nest.sums > self.kernel.target.l2_bytes // 2:
             return math.inf
         sums = math.prod([self.sizes[k] for k in axes_of(nest.outputs)]) * nest.sums * times
         if tile.lane >= 0 and nest.own >> tile.lane & 1:

@@ -8,10 +8,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from tiny._core.symbolic import simplify
-from tiny.codegen.lower.indices import linear_form
+from tiny.codegen.lower.indices import flat_offset, linear_form
 from tiny.codegen.opt.splits import SplitKernel
 from tiny.codegen.opt.weights import weight_of
-from tiny.dtype import dtypes
 from tiny.uop.ops import GroupOp, Ops, UOp
 
 __all__ = ["Access", "Nest", "access_of", "axes_of", "find_nests"]
@@ -127,6 +126,11 @@ class Nest:
     stores: list[Access] = field(default_factory=list)
     work: dict[int, float] = field(default_factory=dict)
     condition: int = 0
+
+    @property
+    def sum_bytes(self) -> int:
+        """The size of a sum: narrow operands are added up in 4 bytes."""
+        return max([4, *[x.itemsize for x in self.loads]])
 
     @property
     def outputs(self) -> int:
@@ -258,10 +262,7 @@ def access_of(index: UOp, kernel: SplitKernel, number: int, work: float = 0.0) -
     memory, *at = index.src
     shape = memory.arg.shape
     strides: dict[int, int | None] = {}
-    offset, stride = UOp.const(0, dtypes.index), 1
-    for k in reversed(range(len(shape))):
-        offset, stride = offset + at[k] * stride, stride * shape[k]
-    for term, factor in linear_form(simplify(offset)).terms:
+    for term, factor in linear_form(simplify(flat_offset(at, shape))).terms:
         if term.op is Ops.RANGE:
             axis = kernel.number_of[term]
             if strides.get(axis, 0) is not None:

@@ -61,7 +61,7 @@ def plan_stream(loops: Loops, seconds: float) -> Plan | None:
     nest, tile, sizes = loops.nest, loops.tile, loops.sizes
     step = loops.kernel.axes[tile.lane].step
     size = sizes[tile.lane]
-    kept = 4
+    kept = nest.sum_bytes
     for k in axes_of(nest.outputs & ~(1 << tile.lane)):
         if any(not x.mask >> k & 1 for x in nest.loads):
             kept *= sizes[k]

@@ -8,6 +8,7 @@ from operator import attrgetter
 
 from tiny.codegen.opt.constants import costs_of
 from tiny.codegen.opt.cost import NestCost, Tile, registers_of
+from tiny.codegen.opt.epilogues import LONG_SUM
 from tiny.codegen.opt.nests import Nest, axes_of, find_nests
 from tiny.codegen.opt.opts import Opt, OptOps
 from tiny.codegen.opt.splits import SplitKernel
@@ -26,8 +27,6 @@ WIDER = 4  # of those that are looked at then
 PARTS = (2, 3, 4, 5, 7)  # of the rows along one axis, so that others go along another
 SHARED_ROWS = (1, 2, 4, 6, 8, 12)  # that all nests of a kernel may have
 TRANSPOSED_ROWS = 16  # that are loaded as vectors, and transposed in registers
-
-LONG_SUM = 128  # steps, from which on a long epilogue has loops of its own
 
 _by_cost = attrgetter("cost")
 
