@@ -16,6 +16,7 @@ from tiny.codegen.lower.indices import flat_offset, linear_form
 from tiny.codegen.lower.tiled import Loop, TiledAxis
 from tiny.codegen.opt.axes import Split, copies_of
 from tiny.codegen.opt.opts import KernelOptError
+from tiny.codegen.opt.packing import SQUARE
 from tiny.codegen.opt.units import UnitUse
 from tiny.codegen.opt.weights import weight_of
 from tiny.dtype import DType, dtypes
@@ -29,7 +30,6 @@ SHORT = 6  # instructions for an element, that cost little where squares are tra
 LONG_SUM = 128  # steps, at least: to store and load one takes as long as a few of them
 STEPS_ACROSS = 512  # the same where they are transposed
 SCALARS = 8  # sums that are no vectors, from which on an epilogue with lanes pays
-SQUARE = 8  # rows and lanes that are transposed at once
 ROUNDING = 6  # instructions to convert to a narrow float
 
 

@@ -21,7 +21,7 @@ from tiny.dtype import DType, dtypes
 from tiny.uop.ops import AxisType, LocalArg, Ops, ParamArg, RangeArg, StageArg, UOp
 from tiny.uop.target import Target
 
-__all__ = ["Boxes", "Fill"]
+__all__ = ["SQUARE", "Boxes", "Fill"]
 
 MOST_SHARED = 1 << 28  # bytes of scratch that all threads have in common
 ALIGNMENT = 64
