@@ -132,6 +132,18 @@ def test_panels_that_exceed_a_cache_are_blocked():
     assert found[BLOCK][0].arg * found[VEC][0].arg * 4 <= WIDE.l2_bytes // 2
 
 
+@pytest.mark.parametrize(("rows", "is_packed"), [(196, False), (784, False), (1024, True)])
+def test_columns_are_packed_where_their_lines_fall_into_few_sets_of_a_cache(rows, is_packed):
+    """A 1x1 convolution: the pixels of a channel lie side by side, channels far apart."""
+    i, j, r = out(256, 0), out(rows, 1), red(512, 2)
+    value = (param(1, 256, 512).index(i, r) * param(2, 512, rows).index(r, j)).reduce(r)
+    ast = sink(param(0, 256, rows).index(i, j).store(value))
+    opts = chosen(ast)
+    assert [o.axis for o in opts[VEC]] == [1 if is_packed else 0]
+    staged = [o.arg for o in opts[STAGE]]
+    assert staged == [number_of_load(ast, 2 if is_packed else 1)]
+
+
 def test_a_small_matmul_packs_nothing_and_has_no_threads():
     found = chosen(product(64, 64, 64))
     assert not found[STAGE] and not found[THREAD] and not found[BLOCK]

@@ -34,6 +34,7 @@ class Costs:
     masked: float = 6.0  # more for a load whose lanes have conditions of their own
     shifted: float = 2.0  # for a load in steps that are no whole vectors: most lie in two lines
     far: int = 512  # bytes from which on the rows of a panel fall into few sets of a cache
+    crowd: float = 8.0  # times their size that such rows take of a cache, if they are to be packed
     far_read: float = 1.5  # for a load from such rows that are read often
     far_jump: float = 3.0  # more to begin with the next such row, where each is read once
     crowded: float = 1.5  # for a load of as many rows as L1 has lines for, and so on

@@ -209,10 +209,13 @@ class NestCost:
             return False
         if has_lanes:
             return not self.nest.own >> lane & 1 and self.is_far(access)
-        # rows whose innermost loop jumps
+        # rows whose innermost loop jumps to lines that fall into few sets of a cache
         inner = [k for k, n in self.loops if n > 1 and self.nest.own >> k & 1][-1:]
-        steps = [access.strides.get(k, 0) or 0 for k in inner]
-        return max(map(abs, steps), default=0) * access.itemsize >= self.costs.far
+        for k in inner:
+            step = abs(access.strides.get(k, 0) or 0) * access.itemsize
+            if step >= self.costs.far:
+                return crowding(access, {k: self.extents[k]}) > self.costs.crowd
+        return False
 
     def strided(self, access: Access, lane: int) -> int:
         """How many vectors the lanes of one are taken out of, being a few elements apart; or 0."""
