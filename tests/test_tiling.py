@@ -25,6 +25,7 @@ from kernels import (
     some,
     within,
 )
+from tiny._core.symbolic import simplify
 from tiny.codegen import LinearProgram, lower
 from tiny.codegen.opt import Kernel, KernelOptError, Opt, OptOps
 from tiny.device import Buffer, Device
@@ -499,6 +500,50 @@ def test_whole_vectors_and_what_is_left_over_go_past_the_caches(rows, columns):
     case = Case(ast, [blank(rows, columns), a], [a * 2, a])
     check(case, Opt(VEC, 1, 64), Opt(OptOps.STREAM, 0))
     check(case, Opt(VEC, 1, 16), Opt(THREAD, 1), Opt(OptOps.STREAM, 0))
+
+
+LONG_ODD_ROWS = [
+    [Opt(VEC, 1, 16)],
+    [Opt(VEC, 1, 64), Opt(THREAD, 0)],
+    [Opt(VEC, 1, 8), Opt(THREAD, 1)],
+    [Opt(VEC, 1, 48)],
+    [Opt(UPCAST, 0, 2), Opt(VEC, 1, 32)],  # only one of two rows begins where it was asked for
+    [Opt(SWAP, 0, 1), Opt(VEC, 1, 32)],  # all rows at once: none of them is known
+    [Opt(VEC, 1, 16), Opt(OptOps.BLOCK, 1, 64)],
+]
+
+
+@pytest.mark.parametrize("opts", LONG_ODD_ROWS)
+@pytest.mark.parametrize("dtype", [dtypes.float32, dtypes.float64, dtypes.int8])
+@pytest.mark.parametrize("rows, columns", [(5, 130), (7, 67), (3, 129), (9, 1037)])
+def test_rows_that_begin_anywhere_in_a_line_go_past_the_caches(rows, columns, dtype, opts):
+    i, j = out(rows, 0), out(columns, 1)
+    a = some(rows, columns, dtype=dtype)
+    x = param(1, rows, columns, dtype=dtype).index(i, j)
+    ast = sink(param(0, rows, columns, dtype=dtype).index(i, j).store(x + x))
+    case = Case(ast, [np.zeros_like(a), a], [a + a, a])
+    check(case, *opts, Opt(OptOps.STREAM, 0))
+
+
+def test_iterations_over_a_row_start_where_lines_of_what_is_stored_do():
+    i, j = out(6, 0), out(131, 1)
+    ast = sink(param(0, 6, 131).index(i, j).store(param(1, 6, 131).index(i, j) * 2.0))
+    program = lower(ast, CPU.target, [Opt(VEC, 1, 16), Opt(OptOps.STREAM, 0)])
+    rows, steps = [u for u in program.uops if u.op is Ops.RANGE]
+    (store,) = [u for u in program.uops if u.op is Ops.STORE]
+    starts = {
+        row: [
+            store.src[0].src[1].substitute({rows: rows.const_like(row), steps: steps.const_like(k)})
+            for k in range(steps.src[0].arg)
+        ]
+        for row in range(6)
+    }
+    for row, found in starts.items():
+        at = [simplify(x).arg for x in found]
+        first, *middle, last = sorted(set(at))
+        assert first == 131 * row and last == 131 * (row + 1) - 16
+        assert all(x % 16 == 0 for x in middle)
+        assert all(b - a <= 16 for a, b in zip([first, *middle], [*middle, last], strict=True))
 
 
 @pytest.mark.parametrize(

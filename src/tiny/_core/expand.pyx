@@ -126,6 +126,7 @@ cdef class LoopPlan:
     cdef object kind
     cdef object bit
     cdef tuple needs       # see `Need` there
+    cdef object head       # see `Head` there, or None
 
 
 @cython.final
@@ -304,7 +305,7 @@ cdef class Expansion:
             loop.position = -1 if given.position is None else given.position.arg[0]
             loop.axis, loop.step, loop.is_thread = given.axis, given.step, given.is_thread
             loop.kind, loop.bit = given.leaf.arg[1], (<object>1) << loop.number
-            loop.needs = given.needs
+            loop.needs, loop.head = given.needs, given.head
             self.loops.append(loop)
             self.loop_mask |= loop.bit
             self.bits[loop.number] = loop.bit
@@ -852,6 +853,8 @@ cdef class Expansion:
         if PyLong_Check(axis.size):
             n = axis.size
             if axis.shifts:
+                if loop.head is not None:  # the first iteration may start that much earlier
+                    n += loop.head.line - 1
                 return [Body(self.index_const((n + step - 1) // step), step)]
             if n >= step:
                 found.append(Body(self.index_const(n // step), step))
@@ -900,6 +903,9 @@ cdef class Expansion:
         scope.places[loop.number] = iteration
         if loop.position >= 0:
             start = self.times(iteration, loop.step)
+            if loop.head is not None:
+                start = self.most(self.minus(start, self.start_in_line(loop.head)),
+                                  self.index_const(0))
             if PyLong_Check(axis.size):
                 last = self.index_const(<int64_t>axis.size - loop.step)
             else:
@@ -917,6 +923,29 @@ cdef class Expansion:
             self.counts[axis.tile] = 1
             self.scopes_changed()
         return 0
+
+    cdef Node start_in_line(self, object head):
+        """Where in a line a row begins; loops that are not open yet count as in their first step."""
+        cdef int64_t constant = head.constant
+        cdef Node place
+        cdef object leaf
+        cdef list parts = []
+        for leaf, factor in head.terms:
+            place = None
+            for scope in self.scopes:
+                place = (<Scope>scope).places.get(leaf.arg[0], place)
+            if place is None:
+                continue
+            if place.c_op == OP_CONST:
+                constant += <int64_t>factor * <int64_t>place.arg
+            else:
+                parts.append((place, <int64_t>factor))
+        if not parts:
+            return self.index_const(constant % <int64_t>head.line)
+        place = self.sum_of(parts)
+        if constant:
+            place = self.emit(make2(OP_ADD, types.INDEX, place, self.index_const(constant)))
+        return self.emit(make2(OP_AND, types.INDEX, place, self.index_const(head.line - 1)))
 
     cdef Node leave(self):
         """Close the innermost body of a loop; its END."""

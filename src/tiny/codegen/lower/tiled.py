@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from tiny.uop.ops import Ops, UOp
 
-__all__ = ["Loop", "Need", "TiledAxis", "TiledKernel", "axis_masks"]
+__all__ = ["Head", "Loop", "Need", "TiledAxis", "TiledKernel", "axis_masks"]
 
 
 @dataclass(frozen=True)
@@ -28,13 +28,26 @@ class Need:
 
 
 @dataclass(frozen=True)
+class Head:
+    """Where in a line of memory a row begins: at constant + sum(factor * leaf) modulo `line`.
+
+    All are in elements, `line` is a power of two, and the leaves are those of loops.
+    """
+
+    line: int
+    constant: int
+    terms: tuple[tuple[UOp, int], ...]
+
+
+@dataclass(frozen=True)
 class Loop:
     """One loop of an axis; an iteration covers `step` elements of it.
 
     In the expressions of the kernel the RANGE `leaf` stands for the number of the iteration, and
     `position`, another one, for where it starts if its axis shifts back what would reach beyond
     the end. `axis` is the number of a TiledAxis. Threads share the iterations if `is_thread`.
-    Iterations for which one of `needs` does not hold may be left out.
+    Iterations for which one of `needs` does not hold may be left out. With a `head`, iterations
+    start where lines of memory do: each that much earlier, but not before the axis does.
     """
 
     leaf: UOp
@@ -43,6 +56,7 @@ class Loop:
     position: UOp | None = None
     is_thread: bool = False
     needs: tuple[Need, ...] = ()
+    head: Head | None = None
 
 
 @dataclass(frozen=True)

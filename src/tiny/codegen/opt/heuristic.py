@@ -28,6 +28,8 @@ STEPS = 4  # that a reduction is unrolled to: worth 3 to 8 %, more costs compile
 COPIED_BLOCK = 64  # elements each way, of a copy that transposes: lines of both stay in L1
 NEARLY = 1.5  # times the cost of the best tile, up to which others are planned as well
 MOST_PLANNED = 3
+LONG_ROW = 8  # times what an iteration stores, of a row both ends of which are no whole lines
+SHARED = 2  # threads at least share the arithmetic of much memory, which is not faster for them
 PHASES = 3  # times the work that is worth threads, which wait for each other between phases
 SPLIT_PARTS = 32  # that such a sum is split into, at most
 MOST_SHARED_SUMS = 1 << 16  # elements of all its parts together
@@ -379,17 +381,20 @@ class _Choice:
         # what fits but for a little is better found there
         if 8 * total <= 9 * kernel.target.llc_bytes:
             return
-        if seconds > total / self.costs.bytes_per_second:
+        if seconds > SHARED * total / self.costs.bytes_per_second:
             return
         if 4 * read_bytes < stored_bytes:
             return
         for number, store in enumerate(main.stores):
-            # whole lines, each in one go
             near = [k for k in axes_of(store.mask) if store.strides.get(k) == 1]
-            steps = [kernel.axes[k].step for k in near]
-            steps += [0 if s is None else s for k, s in store.strides.items() if k not in near]
-            is_whole = all(s * store.itemsize % LINE == 0 for s in steps)
-            if len(near) == 1 and is_whole and None not in store.strides.values():
+            others = [s for k, s in store.strides.items() if k not in near]
+            if len(near) != 1 or None in others:
+                continue
+            # whole lines, each in one go; of rows that begin anywhere in a line all but their ends
+            line, lane = LINE // store.itemsize, kernel.axes[near[0]]
+            is_even = not any(s % line for s in others if s is not None)
+            is_long = lane.size is not None and lane.size >= LONG_ROW * lane.step
+            if lane.step % line == 0 and (is_even or (is_long and not lane.block)):
                 kernel.try_opt(Opt(OptOps.STREAM, number))
 
     # ------------------------------------------------------------ threads

@@ -544,6 +544,7 @@ class SplitKernel:
                 self.is_in_place,
                 self.target,
                 self.unit,
+                [self.ast.src[k].src[0] for k in sorted(self.streamed)],
             )
             self._tiled = self._with_streams(tiling.kernel())
             self.fills = tuple(tiling.fills)

@@ -12,13 +12,15 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
+from tiny._core.symbolic import simplify
+from tiny.codegen.lower.indices import flat_offset, linear_form
 from tiny.codegen.lower.sums import SumRules
-from tiny.codegen.lower.tiled import Loop, TiledAxis, TiledKernel
+from tiny.codegen.lower.tiled import Head, Loop, TiledAxis, TiledKernel
 from tiny.codegen.opt.axes import Axis, Part, Split, copies_of
 from tiny.codegen.opt.epilogues import rolled_epilogue, unit_epilogue
 from tiny.codegen.opt.idle import find_needs
 from tiny.codegen.opt.opts import KernelOptError
-from tiny.codegen.opt.packing import Boxes
+from tiny.codegen.opt.packing import ALIGNMENT, Boxes
 from tiny.codegen.opt.prologues import Prologue, function_of
 from tiny.codegen.opt.units import UnitUse
 from tiny.dtype import dtypes
@@ -36,7 +38,8 @@ class Tiling(Boxes):
     `masks` are the axes that each node depends on. `staged` are the loads to be packed, each with
     the number of the axis at the head of whose body that happens, None for outside all loops; what
     is made of them first stands in `prologues`, where it is made of others too. Those in `kept` are
-    packed before the kernel runs, by `fills`, in memory that it gets as a PARAM.
+    packed before the kernel runs, by `fills`, in memory that it gets as a PARAM. What is stored at
+    `streamed`, INDEXes, is so in whole lines, wherever its rows begin.
     """
 
     def __init__(
@@ -50,8 +53,10 @@ class Tiling(Boxes):
         is_in_place: bool,
         target: Target,
         unit: UnitUse | None = None,
+        streamed: Sequence[UOp] = (),
     ) -> None:
         super().__init__(ast, split, kept, target, unit)
+        self.heads = self.find_heads(streamed)
         self.masks, self.staged = masks, staged
         self.is_in_place, self.prologues = is_in_place, prologues
         self.values: dict[UOp, UOp] = {}  # each range as an expression of its leaves
@@ -67,6 +72,36 @@ class Tiling(Boxes):
         self.loops = {k: self.loops[k] for k in split.order if k in self.loops}
 
     # ------------------------------------------------------------ leaves
+
+    def find_heads(self, streamed: Sequence[UOp]) -> dict[int, UOp]:
+        """By axis, along which rows of memory begin anywhere in a line: where they are stored."""
+        numbers = {a.range: k for k, a in enumerate(self.split.axes) if a.lanes > 1}
+        found: dict[int, UOp] = {}
+        for index in streamed:
+            memory, *at = index.src
+            shape, line = memory.arg.shape, ALIGNMENT // index.dtype.itemsize
+            constant, terms = linear_form(flat_offset(at[: len(shape)], shape))
+            along = [numbers[r] for r, factor in terms if factor == 1 and r in numbers]
+            others = [factor for _, factor in terms if factor != 1]
+            is_split = len(along) == 1 and len(others) + 1 == len(terms)
+            if is_split and any(x % line for x in (constant, *others)):
+                found.setdefault(along[0], index)
+        return found
+
+    def head(self, number: int) -> Head:
+        """Where in a line the rows along an axis begin, as loops around it determine it."""
+        index = self.heads[number]
+        memory, *at = index.src
+        shape, line = memory.arg.shape, ALIGNMENT // index.dtype.itemsize
+        offset = flat_offset([self.new[i] for i in at[: len(shape)]], shape)
+        constant, terms = linear_form(simplify(offset))
+        around = [
+            (leaf, factor % line)
+            for leaf, factor in terms
+            if leaf in self.parts and factor % line
+            if self.parts[leaf].axis != number and self.parts[leaf].entry is not None
+        ]
+        return Head(line, constant % line, tuple(around))
 
     def split_axis(self, number: int, axis: Axis) -> None:
         """The loops, tile and lanes of an axis, and its range as an expression of them."""
@@ -85,16 +120,20 @@ class Tiling(Boxes):
         for entry, step in steps:
             if isinstance(size, int) and most <= step:
                 continue
+            exact = isinstance(size, int) and most % step == 0
+            reach = most
+            is_known = isinstance(size, int) and not axis.block
+            if shifts and is_known and not exact and number in self.heads:
+                reach += ALIGNMENT // self.heads[number].dtype.itemsize - 1
             # one that counts to 1 would be taken for the constant 0, and the loop for none
             loop = Loop(
-                self.leaf(max(2, -(-most // step)), kind),
+                self.leaf(max(2, -(-reach // step)), kind),
                 number,
                 step,
                 is_thread=self.split.axes[entry].is_thread,
             )
             self.parts[loop.leaf] = Part(number, step, entry)
             mine.append(loop.leaf)
-            exact = isinstance(size, int) and most % step == 0
             if shifts and not exact and step > 1:
                 position = self.leaf(most - step + 1, kind)
                 loop = replace(loop, position=position)
@@ -176,6 +215,11 @@ class Tiling(Boxes):
         for entry, found in needs.items():
             if self.loops[entry].axis not in self.carrying:
                 self.loops[entry] = replace(self.loops[entry], needs=found)
+        for number in self.heads:
+            loop = self.loops.get(number)
+            is_known = isinstance(self.axes[number].size, int) and not self.split.axes[number].block
+            if loop is not None and loop.position is not None and is_known and not loop.needs:
+                self.loops[number] = replace(loop, head=self.head(number))
         # in what threads share, theirs is the outermost loop
         loops = sorted(self.loops.values(), key=lambda loop: not loop.is_thread)
         axes = tuple([self.axes[k] for k in range(len(self.axes))])
