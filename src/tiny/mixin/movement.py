@@ -547,8 +547,8 @@ class MovementMixin(GraphValue):
             elif size:
                 at = size - shift % size
             if size != 0 and at != size:
-                twice = x.repeat([2 if k == axis else 1 for k in range(x.ndim)])
-                x = twice._cut(axis, at, at + size)
+                # two pieces, not a window of twice the whole: their elements are neighbours
+                x = x._cut(axis, at, size).cat(x._cut(axis, 0, at), dim=axis)
         return self._apart(x)
 
     # ------------------------------------------------------------ joining
