@@ -242,6 +242,28 @@ def test_comparisons_and_where(dtype, lanes):
     check(lambda x, y: (x < y).where(x, y), (a, b), expected, dtype, lanes)
 
 
+@pytest.mark.parametrize("dev", NARROWED)
+@pytest.mark.parametrize("dtype", INTS, ids=str)
+def test_what_is_counted_where_a_mask_says_so(dtype, dev):
+    a, b = pairs(dtype)
+    less = (a < b).astype(a.dtype)
+
+    def either_side(x, y):
+        return (x < y).cast(dtype).alu(Ops.ADD, x)
+
+    def of_two(x, y):
+        return (x < y).cast(dtype).alu(Ops.ADD, y.ne(x).cast(dtype))
+
+    def used_twice(x, y):
+        one = (x < y).cast(dtype)
+        return x.alu(Ops.ADD, one).alu(Ops.MUL, one)
+
+    for lanes in (1, 7, 16):
+        check(either_side, (a, b), a + less, dtype, lanes, dev)
+        check(of_two, (a, b), less + (a != b).astype(a.dtype), dtype, lanes, dev)
+        check(used_twice, (a, b), (a + less) * less, dtype, lanes, dev)
+
+
 @pytest.mark.parametrize("lanes", LANES)
 @pytest.mark.parametrize("dtype", (dtypes.bool, *INTS), ids=str)
 def test_bitwise_operations(dtype, lanes):

@@ -155,6 +155,11 @@ class _Function:
         self.folded = _constant_steps(uops) | _shuffled_lanes(uops, self.shuffles)
         self.inside = _inside(uops)
         self.folded |= _only_for(uops, self.inside)
+        # what is added where a mask says so: an addition that is masked
+        self.counted = _counted(uops) if "avx512f" in target.features else {}
+        casts = {cast for cast, _ in self.counted.values()}
+        casts.difference_update(x for _, x in self.counted.values())
+        self.folded |= casts & _only_for(uops, self.counted)
         # in each open scope, the pointers made there: (buffer, offset) -> name
         self.pointers: list[dict[tuple[UOp, UOp], str]] = [{}]
         self.loops: dict[UOp, _Loop] = {}  # those that are open
@@ -601,7 +606,11 @@ class _Function:
         if (inside := self.inside.get(node)) is not None:
             x, size = inside
             return self.value(f"icmp ult {register_type(x.dtype)} {self.names[x]}, {size}")
-        dtype, _, kind = self.arithmetic_type(node)
+        dtype, lanes, kind = self.arithmetic_type(node)
+        if (counted := self.counted.get(node)) is not None:
+            mask, x = self.names[counted[0].src[0]], self.names[counted[1]]
+            more = self.value(f"add {kind} {x}, {self.splat_constant('1', dtype, lanes)}")
+            return self.select(mask, more, x, kind, lanes)
         names = _BINARY[node.op]
         name = names[1 if dtype.kind == "f" else 2 if dtype is dtypes.bool else 0]
         if name is None:
@@ -969,6 +978,19 @@ def _only_for(uops: tuple[UOp, ...], users: Collection[UOp]) -> set[UOp]:
         return set()
     sources = {s for u in uops if u in users for s in u.src}
     return sources.difference(*[u.src for u in uops if u not in users])
+
+
+def _counted(uops: tuple[UOp, ...]) -> dict[UOp, tuple[UOp, UOp]]:
+    """The sums of integers and a mask in lanes: (the mask as 0 and 1, the integers)."""
+    found: dict[UOp, tuple[UOp, UOp]] = {}
+    for node in uops:
+        if node.op is not Ops.ADD or not node.shape or node.dtype.kind not in "iu":
+            continue
+        for cast, x in (node.src, node.src[::-1]):
+            if cast.op is Ops.CAST and cast.src[0].dtype is dtypes.bool and x.op is not Ops.CONST:
+                found[node] = cast, x
+                break
+    return found
 
 
 def _inside(uops: tuple[UOp, ...]) -> dict[UOp, tuple[UOp, int]]:
