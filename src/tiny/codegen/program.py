@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from tiny.dtype import DType
-from tiny.uop.ops import UOp
+from tiny.uop.ops import GroupOp, UOp
 
-__all__ = ["LinearProgram", "PackedProgram", "Packing", "Phase", "ProgramParam"]
+__all__ = ["LinearProgram", "PackedProgram", "Packing", "Phase", "ProgramParam", "is_arithmetic"]
 
 
 @dataclass(frozen=True)
@@ -84,3 +84,9 @@ class PackedProgram(NamedTuple):
 
     program: LinearProgram
     packings: tuple[Packing, ...]
+
+
+def is_arithmetic(node: UOp) -> bool:
+    """Whether `flops` counts an operation: arithmetic on data, and comparisons of it."""
+    dtype = node.src[0].dtype if node.op in GroupOp.Comparison else node.dtype
+    return node.op in GroupOp.ALU and dtype.kind in "iuf8"

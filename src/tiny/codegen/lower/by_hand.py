@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 from tiny.codegen.lower.decompose import decompose
 from tiny.codegen.lower.indices import flatten_indices, lower_index_division
-from tiny.codegen.program import LinearProgram, Phase, ProgramParam
+from tiny.codegen.program import LinearProgram, Phase, ProgramParam, is_arithmetic
 from tiny.dtype import dtypes
-from tiny.uop.ops import GroupOp, Ops, RegArg, UOp
+from tiny.uop.ops import Ops, RegArg, UOp
 from tiny.uop.target import Target
 from tiny.uop.written import address_of, loops_in, nesting, open_loops, stores_of
 
@@ -184,7 +184,7 @@ def _count_flops(kernel: UOp) -> int:
     for node in order:
         if node.op is Ops.REDUCE:
             mask = inside[node.src[0]]
-        elif node.op in GroupOp.ALU and node.dtype.kind in "iuf8":
+        elif is_arithmetic(node):
             mask = inside[node]
         else:
             continue

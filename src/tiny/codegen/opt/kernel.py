@@ -10,9 +10,9 @@ from tiny.codegen.opt.heuristic import opts_beside_unit, with_chosen_opts
 from tiny.codegen.opt.opts import Opt, OptOps
 from tiny.codegen.opt.packing import Fill
 from tiny.codegen.opt.splits import SplitKernel
-from tiny.codegen.program import LinearProgram, Packing, ProgramParam
+from tiny.codegen.program import LinearProgram, Packing, ProgramParam, is_arithmetic
 from tiny.helpers import TC_OPT, TC_SELECT
-from tiny.uop.ops import GroupOp, Ops
+from tiny.uop.ops import Ops
 
 __all__ = ["Kernel"]
 
@@ -127,7 +127,7 @@ def _count_flops(kernel: SplitKernel) -> int:
     for node, mask in kernel.masks.items():
         if node.op is Ops.REDUCE:
             mask = kernel.masks[node.src[0]]
-        elif node.op not in GroupOp.ALU or node.dtype.kind not in "iuf8":
+        elif not is_arithmetic(node):
             continue
         if mask not in points:
             sizes = [
