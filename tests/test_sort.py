@@ -176,10 +176,19 @@ def test_few_of_many_rows(size, k):
 @pytest.fixture(params=["blocks", "bits"])
 def way(request, monkeypatch):
     """Each way to find the first ones, whatever it costs."""
-    monkeypatch.setattr(room, "_PAIRS_OF_SOME", -1)
-    monkeypatch.setattr(room, "_PAIRS_OF_BITS", 0)
-    for name in ("_LONG_FOR_FEW", "_LONG"):
-        monkeypatch.setattr(room, name, 0 if request.param == "blocks" else 1 << 40)
+    monkeypatch.setattr(
+        room,
+        "_way_to_first",
+        lambda rows, size, count: (request.param if size >= 4 * count else "pairs", 0),
+    )
+
+
+@pytest.mark.parametrize(
+    "rows, size, count, expected",
+    [(1, 8, 4, "pairs"), (4, 379, 16, "blocks"), (64, 800, 50, "bits"), (1, 10**6, 50, "blocks")],
+)
+def test_the_first_ones_are_found_in_the_cheapest_way(rows, size, count, expected):
+    assert room._way_to_first(rows, size, count)[0] == expected
 
 
 @pytest.mark.parametrize("dtype", NP_DTYPES, ids=str)
@@ -187,7 +196,7 @@ def way(request, monkeypatch):
 def test_the_first_ones_of_every_dtype(way, dtype, largest):
     x = drawn((3, 131), dtype)
     x[2] = x[2, 0]
-    for k in (1, 32):
+    for k in (1, 2, 32):
         values, places = Tensor(x).topk(k, -1, largest)
         order = stable_order(x, largest)[:, :k]
         np.testing.assert_array_equal(places.numpy(), order)
@@ -322,7 +331,7 @@ def test_work_grows_with_the_length_and_kernels_hardly_at_all(sort):
     for (kernels, ops, nodes), (more_kernels, more_ops, more_nodes) in pairwise(costs):
         assert more_ops < 2.6 * ops
         assert more_kernels <= kernels + 16
-        assert more_nodes < 1.4 * nodes
+        assert more_nodes < 1.4 * nodes + 150  # of one more level of blocks
     assert costs[-1][0] < 100
     assert costs[-1][2] < 4000
 

@@ -10,9 +10,9 @@ element goes to the number of smaller digits, plus those of its own digit in ear
 those of its own digit before it in its block (Zagha & Blelloch, "Radix sort for vector
 multiprocessors", Supercomputing 1991). Equal passes are one set of kernels.
 
-The first few of long rows: the last of them is found bit by bit, by counting the keys below, and
-those up to it are moved to the front and sorted. Very few, or of very long rows: they are in as
-many blocks, those with the first first elements.
+The first few of long rows are in as many blocks, those with the first first elements, or: the last
+of them is found bit by bit, by counting the keys below, and those up to it are moved to the front
+and sorted. What is chosen is the cheapest.
 """
 
 from __future__ import annotations
@@ -34,12 +34,10 @@ _BLOCK = 64
 # element costs as much as 400 pairs, and starting all their kernels as much as 16e6.
 _PAIRS_OF_AN_ELEMENT = 400
 _PAIRS_OF_KERNELS = 16_000_000
-# The first few of a row are found among all pairs, or in passes of which an element costs as much
-# as 64 pairs, and all kernels as much as 4e6. Rows that are so many times as long, for a count of
-# up to 24 and for more, are cut into blocks.
-_PAIRS_OF_BITS = 64
-_PAIRS_OF_SOME = 4_000_000
-_FEW, _LONG_FOR_FEW, _LONG = 24, 16, 64
+# The first few of a row are found among all pairs; in blocks, to find whose first elements costs as
+# much as 8 pairs an element, and all kernels as much as 250e3; or in passes: 24 pairs, and 2e6.
+_PAIRS_OF_BLOCKS, _PAIRS_OF_THEIR_KERNELS = 8, 250_000
+_PAIRS_OF_BITS, _PAIRS_OF_PASSES = 24, 2_000_000
 # up to so many places are inverted by comparison, more by a store in the order of the elements
 _MOST_INVERTED = 64
 
@@ -207,14 +205,14 @@ class SortMixin(ProcessingMixin):
         those whose first elements come first.
         """
         rows, size = self.shape
-        pairs = rows * size * max(size - _PAIRS_OF_BITS, 0)
-        if pairs <= _PAIRS_OF_SOME or size < 4 * count:
+        if count == 1:
+            return self.argmin(1, keepdim=True)
+        way, _ = _way_to_first(rows, size, count)
+        if way == "pairs":
             return self._order(count)
-        if size < (_LONG_FOR_FEW if count <= _FEW else _LONG) * count:
+        if way == "bits":
             return self._first_by_bits(count)
-        # about as many blocks as elements in those that are chosen
-        block = min(1 << (size // count).bit_length() // 2, _BLOCK)
-        blocks = ceildiv(size, block)
+        block, blocks = _blocks_for(size, count)
         cut = self._keys_to(blocks * block).reshape(rows, blocks, block)
         chosen = cut.min(-1)._first(count)
         # side by side in the order of places, so that equal elements keep theirs
@@ -319,3 +317,22 @@ class SortMixin(ProcessingMixin):
         shifted = ((self >> (32 + _DIGIT_BITS)) << 32) | (self & 0xFFFFFFFF)
         # made before the store, which has no lanes
         return shifted._placed(place.contiguous(), size, over)
+
+
+def _blocks_for(size: int, count: int) -> tuple[int, int]:
+    """The size of blocks and how many: about as many as elements in those that are chosen."""
+    block = min(1 << (size // count).bit_length() // 2, _BLOCK)
+    return block, ceildiv(size, block)
+
+
+def _way_to_first(rows: int, size: int, count: int) -> tuple[str, float]:
+    """How the first few of rows are found best, and what that costs, in pairs."""
+    by_digits = rows * size * _PAIRS_OF_AN_ELEMENT + _PAIRS_OF_KERNELS
+    ways = {"pairs": min(rows * size * size, by_digits)}
+    if size >= 4 * count:
+        ways["bits"] = rows * size * _PAIRS_OF_BITS + _PAIRS_OF_PASSES
+        block, blocks = _blocks_for(size, count)
+        parts = [_way_to_first(rows, n, count)[1] for n in (blocks, count * block)]
+        ways["blocks"] = sum(parts) + rows * size * _PAIRS_OF_BLOCKS + _PAIRS_OF_THEIR_KERNELS
+    way = min(ways, key=ways.__getitem__)
+    return way, ways[way]
