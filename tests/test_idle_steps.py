@@ -12,7 +12,7 @@ from conftest import examples
 from kernels import TARGET, Case, blank, out, param, red, sink, some
 from test_tiling import check
 from tiny.codegen.opt import Kernel, KernelOptError, Opt, OptOps, idle
-from tiny.codegen.opt.idle import inequality_of, needed_steps
+from tiny.codegen.opt.idle import idle_steps, inequality_of, needed_steps
 from tiny.dtype import dtypes
 from tiny.uop.ops import Ops, ReduceArg, StageArg, UOp
 
@@ -166,3 +166,43 @@ def test_inequalities_of_indices_cast_and_negated_are_read():
     assert inequality_of(UOp.const(-1, dtypes.int32) < difference) == wanted
     assert inequality_of(UOp.const(-1, dtypes.uint8) < difference) is None
     assert inequality_of(n // 2 < m) is None
+
+
+@pytest.mark.parametrize("extent", [1, 2, 3, 7, 16])
+@pytest.mark.parametrize(
+    "size, steps, stride, padding", [(12, 5, 1, 0), (14, 3, 1, 1), (9, 3, 2, 1)]
+)
+def test_the_part_of_idle_steps_is_that_of_all_pairs(size, steps, stride, padding, extent):
+    """Of a gradient of a window, for tiles of an output that go through all steps together."""
+    inner = (size + 2 * padding - steps) // stride + 1
+    x, k = out(size, 0), red(steps, 1)
+    place = x - k + padding
+    is_inside = (UOp.const(-1, dtypes.index) < place) & (place < inner * stride)
+    if stride > 1:
+        is_inside = is_inside & (place % stride < 1)
+    value = is_inside.where(param(1, 64).index(x + k), number(0)).reduce(k)
+    kernel = Kernel(sink(param(0, size).index(x).store(value)), TARGET)
+    (found,) = idle_steps(kernel.ast, kernel.number_of)
+    needed = {
+        (at // extent, step)
+        for at, step in itertools.product(range(size), range(steps))
+        if 0 <= (at - step + padding) < inner * stride and (at - step + padding) % stride == 0
+    }
+    tiles = -(-size // extent)
+    assert found.needed([size, steps], extent) == pytest.approx(len(needed) / (tiles * steps))
+
+
+def test_rows_of_a_gradient_of_few_pixels_are_images():
+    """They need the same steps of the window, where rows of pixels leave many of them idle."""
+    n, c, y, x = out(16, 0), out(64, 1), out(9, 2), out(9, 3)
+    ky, kx, f = red(5, 4), red(5, 5), red(64, 6)
+    i, j = y - ky + 2, x - kx + 2
+    inside = (UOp.const(-1, dtypes.index) < i) & (i < 9) & (UOp.const(-1, dtypes.index) < j)
+    inside = inside & (j < 9) & (i % 2 < 1) & (j % 2 < 1)
+    product = param(1, 16, 64, 5, 5).index(n, f, i // 2, j // 2, gate=inside)
+    product = product * param(2, 64, 64, 5, 5).index(f, c, ky, kx)
+    value = inside.where(product, number(0)).reduce(ky, kx, f)
+    kernel = Kernel(sink(param(0, 16, 64, 9, 9).index(n, c, y, x).store(value)), TARGET)
+    rows = {o.axis for o in kernel.hand_coded_optimizations() if o.op is UPCAST}
+    assert 0 in rows
+    assert not rows & {2, 3}

@@ -58,6 +58,7 @@ class Costs:
     carried: float = 4.0  # to keep a vector of sums in memory between the steps of a loop
     carried_lanes: float = 6.0  # the same for a sum, where lanes are added up each time
     caution: float = 1.3  # times what it seems to cost, for sums in memory: more can go wrong
+    apart: float = 1.1  # the same, for rows that are apart so that fewer steps are idle
     bytes_per_second: float = 2e10  # of memory, for the decision about threads
     place: float = 1.5e-9  # seconds to look up a place, or to store a vector there
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from tiny.codegen.opt.constants import Costs, costs_of
+from tiny.codegen.opt.idle import IdleSteps
 from tiny.codegen.opt.nests import Access, Nest, axes_of
 from tiny.uop.target import Target
 
@@ -66,8 +67,16 @@ class NestCost:
         full: Sequence[int],
         costs: Costs,
         target: Target,
+        idle: Sequence[IdleSteps] = (),
     ) -> None:
         self.nest, self.full, self.costs, self.target = nest, full, costs, target
+        # those of loops: what is unrolled does all of them
+        self.idle = [
+            x
+            for x in idle
+            if nest.outputs >> x.output & 1 and (x.reduced < 0 or nest.own >> x.reduced & 1)
+        ]
+        self._needed: dict[tuple[IdleSteps, int], float] = {}
         self.sizes = sizes
         self.is_rolled = False  # the stores stand in the program once, whatever the tile
         self.loops = [(k, sizes[k]) for k in order if k < len(sizes) and nest.mask >> k & 1]
@@ -84,11 +93,24 @@ class NestCost:
         ]
         # a short window is unrolled whole, and what neighbours share of it is loaded once
         self.is_window = nest.sums > 0 and 1 < self.inner <= WINDOW
+        if self.is_window:
+            self.idle = []
         self.extents = dict(self.loops)
         self._bodies: dict[tuple[int, int], _Body] = {}
         # the same is asked of tile after tile
         self._seconds: dict[tuple[int, int, tuple[tuple[int, int], ...]], float] = {}
         self._packed: dict[tuple[int, int], bool] = {}  # by id of an access, and lane
+
+    def needed(self, tiles: Sequence[tuple[int, int]]) -> float:
+        """The part of the steps of its sums that is run, with so many elements along axes."""
+        extents, part = dict(tiles), 1.0
+        for x in self.idle:
+            key = x, extents.get(x.output, 1)
+            found = self._needed.get(key)
+            if found is None:
+                found = self._needed[key] = x.needed(self.sizes, key[1])
+            part *= found
+        return part
 
     @property
     def is_bound_by_memory(self) -> bool:
@@ -272,6 +294,7 @@ class _Body:
 
     def __init__(self, cost: NestCost, tile: Tile) -> None:
         nest = self.nest = cost.nest
+        self.cost, self.lane_extent = cost, tile.lanes
         costs = self.costs = cost.costs
         self.target = cost.target
         self.lane = tile.lane if tile.lane >= 0 and nest.mask >> tile.lane & 1 else -1
@@ -364,6 +387,9 @@ class _Body:
         crowded = sum(1 << k for k, much in crowds if much > 1)
         crowd = 1 + costs.crowded * max([much for _, much in crowds], default=0.0)
         work = loads = stores = 0.0
+        needed = 1.0
+        if self.cost.idle:
+            needed = self.cost.needed([*tiles, (self.lane, self.lane_extent)])
         code = self.code
         for mask, places, (arithmetic, loaded, stored, more) in self.counts:
             has_lanes = self.lane >= 0 and mask >> self.lane & 1
@@ -392,6 +418,8 @@ class _Body:
                 if counts[p] > 1:
                     times *= runs[p]
                     break
+            if mask & nest.own:
+                times *= needed
             work += arithmetic * times
             loads += loaded * times * (crowd if mask & crowded else 1.0)
             stores += stored * times
@@ -407,7 +435,7 @@ class _Body:
             work *= 1.5 - 0.5 * MASKS / conditions
         cycles = (max(loads, work) + stores) / costs.per_cycle
         # counting and jumping, which unrolling makes rarer, and what does not overlap
-        cycles += total / self.steps * (costs.loop if nest.own else costs.store_loop)
+        cycles += needed * total / self.steps * (costs.loop if nest.own else costs.store_loop)
         cycles += (1 - costs.overlap) * (loads + work)
         if self.streaming:
             several = math.prod([n for k, n in tiles if self.streamed >> k & 1])
@@ -439,8 +467,9 @@ class _Body:
 
     def _transposed(self, access: Access, tiles: Sequence[tuple[int, int]]) -> float:
         """Instructions for a vector, if rows of it lie side by side in memory."""
+        least = 2 if self.is_rolled else WORTH_TRANSPOSING
         for k, n in tiles:
-            if n >= WORTH_TRANSPOSING and access.is_contiguous(k) and not access.gate:
+            if n >= least and access.is_contiguous(k) and not access.gate:
                 return self.costs.transposed * self.lanes / min(n, self.lanes)
         return math.inf
 

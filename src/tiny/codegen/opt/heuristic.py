@@ -27,6 +27,7 @@ SHORT_LOOP = 3  # iterations, of a loop that is better none
 STEPS = 4  # that a reduction is unrolled to: worth 3 to 8 %, more costs compile time only
 COPIED_BLOCK = 64  # elements each way, of a copy that transposes: lines of both stay in L1
 NEARLY = 1.5  # times the cost of the best tile, up to which others are planned as well
+ALIKE = 0.999  # times the cost of a plan, that another has to be below
 MOST_PLANNED = 3
 LONG_ROW = 8  # times what an iteration stores, of a row both ends of which are no whole lines
 SHARED = 2  # threads at least share the arithmetic of much memory, which is not faster for them
@@ -288,13 +289,16 @@ class _Choice:
         most = NEARLY * min(seconds.values())
         beside = [x for n in self.nests if n is not nest for x in (*n.loads, *n.stores)]
         best: tuple[Loops, Plan] | None = None
-        for tile in [t for t in tiles if seconds[t] <= most][:MOST_PLANNED]:
+        planned = MOST_PLANNED + bool(cost.idle)  # for rows that are apart
+        for tile in [t for t in tiles if seconds[t] <= most][:planned]:
             trial = self.kernel.copy()
             _split(trial, tile)
             self.unroll(trial, nest)
             loops = Loops(trial, nest, cost, tile, self.sizes, beside)
-            for plan in loops.plans(seconds[tile]):
-                if best is None or plan.cost < best[1].cost:
+            apart = self.costs.apart if self.known.are_apart(nest, tile) else 1.0
+            for plan in loops.plans(apart * seconds[tile]):
+                # of those that are about alike the first: whole batches go to threads
+                if best is None or plan.cost < ALIKE * best[1].cost:
                     best = loops, plan
         streamed = self.streamed(nest, beside)
         if streamed is not None and (best is None or streamed[1].cost < best[1].cost):

@@ -18,7 +18,17 @@ from tiny.codegen.opt.axes import Part
 from tiny.dtype import dtypes
 from tiny.uop.ops import AxisType, Ops, UOp
 
-__all__ = ["Inequality", "find_needs", "inequality_of", "needed_steps", "without_implied"]
+__all__ = [
+    "IdleSteps",
+    "Inequality",
+    "find_needs",
+    "idle_steps",
+    "inequality_of",
+    "needed_steps",
+    "without_implied",
+]
+
+MOST_STEPS = 64  # of a reduced axis whose needed steps are counted
 
 
 class Inequality(NamedTuple):
@@ -36,6 +46,44 @@ class Inequality(NamedTuple):
         return {r for r, _ in self.terms}
 
 
+class IdleSteps(NamedTuple):
+    """Steps of a reduced axis that are not needed everywhere along an output axis, by number.
+
+    Needed are those where factor * output + more * reduced + constant < 0, for each (factor, more,
+    constant, 0) of `terms`, and is a multiple of the last one, where that is not 0. A condition
+    on the output alone has -1 for `reduced`: it is about the whole sum.
+    """
+
+    output: int
+    reduced: int
+    terms: tuple[tuple[int, int, int, int], ...]
+
+    def needed(self, sizes: Sequence[int], extent: int) -> float:
+        """The part of the steps that is run where so many elements go through them together."""
+        size, count = sizes[self.output], 0
+        steps = sizes[self.reduced] if self.reduced >= 0 else 1
+        for step in range(steps):
+            low, high, whole = 0, size - 1, []
+            for factor, more, constant, multiple in self.terms:
+                rest = more * step + constant
+                if multiple:
+                    whole.append((factor, rest, multiple))
+                elif factor > 0:
+                    high = min(high, (-rest - 1) // factor)
+                else:
+                    low = max(low, rest // -factor + 1)
+            if not whole:
+                count += max(0, high // extent - low // extent + 1)
+                continue
+            found = [
+                place
+                for place in range(low, high + 1)
+                if all((factor * place + rest) % multiple == 0 for factor, rest, multiple in whole)
+            ]
+            count += len({place // extent for place in found})
+        return count / (steps * -(-size // extent))
+
+
 Known = frozenset[Inequality]
 NOTHING: Known = frozenset()
 MOST_KNOWN = 16  # that are told of a node: to know less is right as well, and no chain is quadratic
@@ -48,6 +96,42 @@ def needed_steps(order: Iterable[UOp]) -> dict[UOp, Known]:
     """
     _, steps = _needs_of(list(order))
     return {r: frozenset([x for x in known if r in x.ranges()]) for r, known in steps.items()}
+
+
+def idle_steps(sink: UOp, numbers: Mapping[UOp, int]) -> list[IdleSteps]:
+    """Those of the short loops of masked sums of a kernel, with the numbers of its axes."""
+    terms: dict[tuple[int, int], list[tuple[int, int, int, int]]] = {}
+    for node in sink.postorder():
+        if node.op is not Ops.REDUCE or not _is_masked(node):
+            continue
+        for term in node.src[0].src[0].split_uop(Ops.AND):
+            found, multiple = inequality_of(term), 0
+            if found is None and (steps := _whole_steps(term)) is not None:
+                found, multiple = steps
+            factors = {} if found is None else dict(found.terms)
+            own = [r for r in factors if r in node.src[1:]]
+            others = [r for r in factors if r not in own]
+            if found is None or len(own) > 1 or len(others) != 1:
+                continue
+            if all(r.src[0].vmax <= MOST_STEPS for r in factors if own):
+                pair = numbers[others[0]], numbers[own[0]] if own else -1
+                more = factors[own[0]] if own else 0
+                one = factors[others[0]], more, found.constant, multiple
+                terms.setdefault(pair, []).append(one)
+    return [IdleSteps(*pair, tuple(found)) for pair, found in terms.items()]
+
+
+def _whole_steps(condition: UOp) -> tuple[Inequality, int] | None:
+    """What has to be a multiple of which number, for a condition that asks for that."""
+    if condition.op is not Ops.CMPLT or condition.src[0].op is not Ops.FLOORMOD:
+        return None
+    (place, step), limit = condition.src[0].src, condition.src[1]
+    if step.op is not Ops.CONST or limit.op is not Ops.CONST or limit.arg != 1:
+        return None
+    form = linear_form(place)
+    if any(r.op is not Ops.RANGE for r, _ in form.terms):
+        return None
+    return Inequality(frozenset(form.terms), form.constant), step.arg
 
 
 def without_implied(sink: UOp) -> UOp:

@@ -9,6 +9,7 @@ from operator import attrgetter
 from tiny.codegen.opt.constants import costs_of
 from tiny.codegen.opt.cost import NestCost, Tile, registers_of
 from tiny.codegen.opt.epilogues import LONG_SUM
+from tiny.codegen.opt.idle import idle_steps
 from tiny.codegen.opt.nests import Nest, axes_of, find_nests
 from tiny.codegen.opt.opts import Opt, OptOps
 from tiny.codegen.opt.splits import SplitKernel
@@ -40,8 +41,11 @@ class Tiles:
         self.sizes = [int(a.range.src[0].vmax) for a in kernel.axes]
         self.full = [min(kernel.vector_lanes(k), WIDEST) for k in range(len(kernel.axes))]
         self.constants = costs_of(kernel.target)
+        has_masks = any(n.condition for n in self.nests)
+        self.idle = idle_steps(kernel.ast, kernel.number_of) if has_masks else []
+        order, target = kernel.nest_order, kernel.target
         self.costs = {
-            n: NestCost(n, kernel.nest_order, self.sizes, self.full, self.constants, kernel.target)
+            n: NestCost(n, order, self.sizes, self.full, self.constants, target, self.idle)
             for n in self.nests
         }
         if len(self.nests) == 2 and self.nests[0].sums:
@@ -107,19 +111,24 @@ class Tiles:
                     for count in self.row_counts(nest, kernel, plain, row)[:1]
                 ]
         found.sort(key=_by_cost)
-        best: dict[int, Tile] = {-1: self.priced(nest, Tile())}
+        # by lane, and whether its rows are apart: which are better, orders of loops tell
+        best: dict[tuple[int, bool], Tile] = {(-1, False): self.priced(nest, Tile())}
 
         def consider(tile: Tile) -> None:
             tile = self.priced(nest, tile)
-            if tile.lane not in best or tile.cost < best[tile.lane].cost:
-                best[tile.lane] = tile
+            key = tile.lane, self.are_apart(nest, tile)
+            if key not in best or tile.cost < best[key].cost:
+                best[key] = tile
 
         seen: dict[int, set[int]] = {}  # lanes, and their rows
         for tile in found:
             row = tile.rows[0][0] if tile.rows else -1
             mine = seen.setdefault(tile.lane, set())
             # for the most promising axis two kinds of rows, for others one
-            if row in mine or len(mine) > (len(seen) == 1) or len(seen) > CLOSER:
+            is_apart = len(seen) == 1 and self.are_apart(nest, tile)
+            if row in mine or len(seen) > CLOSER:
+                continue
+            if len(mine) > (len(seen) == 1) and not is_apart:
                 continue
             mine.add(row)
             for n in self.lane_counts(nest, kernel, tile.lane)[:WIDER]:
@@ -154,6 +163,14 @@ class Tiles:
                         for b in self.row_counts(nest, kernel, one, second)[:1]:
                             consider(wide._replace(rows=((row, a), (second, b))))
         return sorted(best.values(), key=_by_cost)
+
+    def are_apart(self, nest: Nest, tile: Tile) -> bool:
+        """Whether rows of a sum with idle steps are such that all need the same steps.
+
+        They lie further from each other than those which share what is beside it.
+        """
+        beside = sum({1 << x.output for x in self.costs[nest].idle})
+        return bool(beside) and any(not beside >> k & 1 for k, _ in tile.rows)
 
     def lanes_for(
         self, nest: Nest, kernel: SplitKernel, rows: tuple[tuple[int, int], ...]
@@ -255,9 +272,14 @@ class Tiles:
                 if shared and self.sizes[k] > 1:
                     alike.setdefault(shared, []).append(k)
             found = []
+            conditions = sum({1 << x.output for x in self.costs[nest].idle})
             for axes in alike.values():
                 axes.sort(key=lambda k: sum(abs(x.strides.get(k, 0) or 0) for x in nest.loads))
-                found += axes[: 2 if math.prod(self.sizes[k] for k in axes[:2]) >= ROWS else 3]
+                most = 2 if math.prod(self.sizes[k] for k in axes[:2]) >= ROWS else 3
+                found += axes[:most]
+                if any(conditions >> k & 1 for k in axes[:most]):
+                    # and one whose neighbours all need the same steps
+                    found += [k for k in axes[most:] if not conditions >> k & 1][:1]
             return found
         stores = [s for s in nest.stores if s.number < 0]
         return [
