@@ -505,6 +505,31 @@ def test_whether_a_place_is_inside_is_one_comparison(cpu, size, dtype):
     assert text.count("icmp ult") == 1 and "icmp slt i64 -1" not in text
 
 
+@pytest.mark.parametrize("dev", NARROWED)
+def test_masked_lanes_far_from_memory_are_looked_for_elsewhere(dev):
+    size, lanes = 1 << 14, 8
+    x = np.arange(size, dtype=np.float32)
+    with Context(DEV=dev):
+        for begin, has_zeros in ((-2, False), (-size + 3, True), (size - 3, True)):
+            w = Writer()
+            to, source, i = param(0, dtypes.float32, size), param(1, dtypes.float32, size), None
+            i = w.add(UOp.range(size // lanes, 0))
+            first = i * lanes
+            place = UOp(Ops.STACK, dtypes.index, tuple([first + begin + k for k in range(lanes)]))
+            zero = splat(UOp.const(-1, dtypes.index), lanes)
+            gate = zero.alu(Ops.CMPLT, place) & place.alu(
+                Ops.CMPLT, splat(UOp.const(size, dtypes.index), lanes)
+            )
+            w.add(at(to, first).store(at(source, first + begin).load(gate, lanes)))
+            w.add(end(i))
+            program = w.program()
+            got = run_program(Device["CPU"], program, [x * 0, x])[0]
+            places = np.arange(size) + begin
+            is_there = (places >= 0) & (places < size)
+            np.testing.assert_array_equal(got, np.where(is_there, places, 0))
+            assert ("@zeros" in Device["CPU"].renderer.render(program)) == has_zeros
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="needs mprotect")
 @pytest.mark.parametrize("dev", NARROWED)
 def test_masked_lanes_beyond_the_end_of_memory_are_not_touched(dev):

@@ -27,6 +27,7 @@ from tiny.uop.units import MatrixUnit
 
 __all__ = ["CPU_OPS", "LLVMRenderer", "phase_name"]
 
+PAGE = 4096  # bytes: so far from a buffer there may be no memory
 ARGUMENTS = "ptr %buffers, ptr %variables, ptr %scratch, ptr %shared, i64 %begin, i64 %end"
 
 _BINARY = {
@@ -170,6 +171,8 @@ class _Function:
         self.in_units = _in_registers_of_units(uops)
         self.bypasses_caches = False  # whether a store here is non-temporal
         self.zeros = 0  # bytes of them that are read here
+        self.read = {u.src[0] for u in uops if u.op is Ops.LOAD}
+        self.aside = 0  # bytes for what is stored where nobody reads it
 
     def text(self, name: str) -> str:
         """The definition. What memory there is, and variables, are loaded in front of all else."""
@@ -186,6 +189,7 @@ class _Function:
             [
                 f'define void @"{name}"({ARGUMENTS}) {attributes} {{',
                 "entry:",
+                *([f"  %aside = alloca [{self.aside} x i8], align 8"] if self.aside else []),
                 *self.lines,
                 "  ret void",
                 "}",
@@ -421,6 +425,11 @@ class _Function:
             at = self.value(f"select i1 {gate}, ptr {at}, ptr @zeros")
             return self.load(at, dtype, lanes, align)
         gate = self.operand(node.src[1], lanes)
+        if _may_be_far(node.src[0], lanes):  # of all lanes
+            self.zeros = max(self.zeros, lanes * dtype.itemsize)
+            bits = self.value(f"bitcast <{lanes} x i1> {gate} to i{lanes}")
+            some = self.value(f"icmp ne i{lanes} {bits}, 0")
+            at = self.value(f"select i1 {some}, ptr {at}, ptr @zeros")
         loaded = self.call(
             f"llvm.masked.load.{self.vector_name(dtype, lanes)}.p0",
             kind,
@@ -504,6 +513,12 @@ class _Function:
                 some = self.value(f"shufflevector {kind} {name}, {kind} poison, {_mask(tuple(on))}")
             at = self.lane_address(at, on, dtype)
             self.emit(f"store {stored_type} {some}, ptr {at}, align {dtype.itemsize}")
+        elif lanes == 1 and to not in self.read:
+            # Elsewhere where it is off: a branch that goes either way costs more than a store.
+            # (What is read there as well waits for the address, which took twice as long.)
+            self.aside = max(self.aside, dtype.itemsize)
+            at = self.value(f"select i1 {self.names[node.src[2]]}, ptr {at}, ptr %aside")
+            self.emit(f"store {kind} {name}, ptr {at}, align {dtype.itemsize}")
         elif _lanes(node.src[2]) == 1:
             self.count += 1
             label = f"store{self.count}"
@@ -937,6 +952,13 @@ def _in_registers_of_units(uops: tuple[UOp, ...]) -> dict[UOp, MatrixUnit]:
 def _is_zero(register: UOp) -> bool:
     """Whether a register begins with a constant."""
     return register.src[0].op is Ops.EXPAND
+
+
+def _may_be_far(address: UOp, lanes: int) -> bool:
+    """Whether lanes may lie where the process has no memory, so far from the end of the buffer."""
+    buffer, offset = address.src
+    size, far = math.prod(buffer.shape), PAGE // buffer.dtype.itemsize
+    return offset.vmin < -far or offset.vmax + lanes > size + far
 
 
 def _constant_steps(uops: tuple[UOp, ...]) -> set[UOp]:
