@@ -194,4 +194,4 @@ def test_a_rolled_epilogue_stands_in_the_program_once():
     opts = [Opt(VEC, 1, 32), Opt(UPCAST, 0, 6)]
     short = lowered(gelu_of_matmul(512, is_long=False), CPU.target, opts)
     long = lowered(gelu_of_matmul(512, is_long=True), CPU.target, opts)
-    assert len(long.uops) < 2 * len(short.uops)  # twelve vectors of 60 operations would be more
+    assert len(long.uops) < 3 * len(short.uops)  # twelve vectors of 60 operations would be more

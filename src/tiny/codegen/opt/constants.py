@@ -45,7 +45,11 @@ class Costs:
     fill_made: float = 1.5  # to make a word of several elements, and pack it
     fill_across: float = 0.5  # to pack an element through a transposition in registers
     fill_apart: float = 1.5  # to pack an element by itself
-    handed_over: float = 0.8  # a byte of what one thread packs into words, and all others read
+    handed_over: float = 0.2  # a byte of what one thread packs, and all others read
+    words_handed_over: float = (
+        0.8  # the same of words for a matrix unit, which it soon is done with
+    )
+    phase: float = 2e4  # for threads to wait for each other, before what they all read
     l1_rate: float = 32.0  # bytes a cycle that come into L1 from L2
     l2_rate: float = 8.0  # bytes a cycle that come into L2 from what is behind it
     piece: float = 10.0  # to wait for a piece that begins where nothing foretells, from behind L2
@@ -57,6 +61,8 @@ class Costs:
     showing: float = 0.2  # part of that time which shows beside the arithmetic
     carried: float = 4.0  # to keep a vector of sums in memory between the steps of a loop
     carried_lanes: float = 6.0  # the same for a sum, where lanes are added up each time
+    rolled: float = 5.0  # for a vector of sums that goes through memory to an epilogue in a loop
+    rolled_across: float = 30.0  # the same where it is stored across its lanes
     caution: float = 1.3  # times what it seems to cost, for sums in memory: more can go wrong
     apart: float = 1.1  # the same, for rows that are apart so that fewer steps are idle
     bytes_per_second: float = 2e10  # of memory, for the decision about threads

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from tiny.codegen.opt.constants import Costs, costs_of
+from tiny.codegen.opt.epilogues import LONG_SUM, SHORT, is_rolled
 from tiny.codegen.opt.idle import IdleSteps
 from tiny.codegen.opt.nests import Access, Nest, axes_of
 from tiny.uop.target import Target
@@ -78,7 +79,7 @@ class NestCost:
         ]
         self._needed: dict[tuple[IdleSteps, int], float] = {}
         self.sizes = sizes
-        self.is_rolled = False  # the stores stand in the program once, whatever the tile
+        self.steps = 0  # of the sum that these stores are an epilogue of
         self.loops = [(k, sizes[k]) for k in order if k < len(sizes) and nest.mask >> k & 1]
         self.points = math.prod([n for _, n in self.loops])
         self.inner = math.prod([n for k, n in self.loops if nest.own >> k & 1])
@@ -299,7 +300,7 @@ class _Body:
         self.target = cost.target
         self.lane = tile.lane if tile.lane >= 0 and nest.mask >> tile.lane & 1 else -1
         self.vectors = cost.vectors(tile)
-        self.points, self.is_rolled = cost.points, cost.is_rolled
+        self.points, self.length = cost.points, cost.steps
         self.extents = cost.extents
         self.steps = cost.inner if cost.is_window else 1  # in one iteration
         self.inner, self.sizes = cost.inner, [n for _, n in cost.loops]
@@ -354,7 +355,9 @@ class _Body:
                 self.code += costs.fill_code if is_plain else costs.fill_apart_code
             elif load.work:
                 count(load.mask, 0, load.work)
+        self.is_across = False  # of what is stored
         for store in nest.stores:
+            self.is_across |= self.lane >= 0 and not store.is_contiguous(self.lane)
             slots = cost.slots(store, self.lane, lanes, self.vectors)
             count(store.mask, 2, 2 * slots)
             if slots > costs.far_jump + 1:
@@ -390,7 +393,7 @@ class _Body:
         needed = 1.0
         if self.cost.idle:
             needed = self.cost.needed([*tiles, (self.lane, self.lane_extent)])
-        code = self.code
+        once, code, made = 0.0, self.code, 0.0
         for mask, places, (arithmetic, loaded, stored, more) in self.counts:
             has_lanes = self.lane >= 0 and mask >> self.lane & 1
             times = float(self.vectors) if has_lanes else 1.0
@@ -409,9 +412,9 @@ class _Body:
                     n = next((n for axis, n in tiles if axis == k), 1)
                     loaded *= min(1.0, (step * (n - 1) + count) / (n * count))
             steps = self.steps if mask & nest.own else 1
-            code += (arithmetic + loaded + stored + more) * (
-                1.0 if self.is_rolled else times * steps
-            )
+            once += arithmetic + loaded + stored + more
+            code += (arithmetic + loaded + stored + more) * times * steps
+            made += arithmetic * times
             if has_lanes:
                 times *= self.width
             for p in places:
@@ -426,6 +429,13 @@ class _Body:
         again = self.beyond_l1(tiles) if self.along else 0.0
         loads += again
         copies = self.vectors * math.prod([n for _, n in tiles])
+        rolling = 0.0
+        if made <= SHORT * copies:
+            code = once if self.length >= LONG_SUM else code
+        elif self.length and is_rolled(self.length, made, copies if self.is_across else 0):
+            code = once
+            rolling = costs.rolled_across if self.is_across else costs.rolled
+            rolling *= copies * total
         if nest.sums and self.inner > 1:
             # sums wait for themselves where there are few of them, and no steps to unroll
             chains = copies * nest.sums * min(4, self.inner)
@@ -433,7 +443,7 @@ class _Body:
         conditions = math.prod([n for k, n in tiles if nest.condition >> k & 1])
         if conditions > MASKS:
             work *= 1.5 - 0.5 * MASKS / conditions
-        cycles = (max(loads, work) + stores) / costs.per_cycle
+        cycles = (max(loads, work) + stores) / costs.per_cycle + rolling
         # counting and jumping, which unrolling makes rarer, and what does not overlap
         cycles += needed * total / self.steps * (costs.loop if nest.own else costs.store_loop)
         cycles += (1 - costs.overlap) * (loads + work)
@@ -467,7 +477,7 @@ class _Body:
 
     def _transposed(self, access: Access, tiles: Sequence[tuple[int, int]]) -> float:
         """Instructions for a vector, if rows of it lie side by side in memory."""
-        least = 2 if self.is_rolled else WORTH_TRANSPOSING
+        least = 2 if self.length >= LONG_SUM else WORTH_TRANSPOSING
         for k, n in tiles:
             if n >= least and access.is_contiguous(k) and not access.gate:
                 return self.costs.transposed * self.lanes / min(n, self.lanes)

@@ -23,12 +23,15 @@ from tiny.dtype import DType, dtypes
 from tiny.uop.ops import GroupOp, Ops, UOp
 from tiny.uop.target import Target
 
-__all__ = ["LONG_SUM", "rolled_epilogue", "unit_epilogue"]
+__all__ = ["LONG_SUM", "SHORT", "is_rolled", "rolled_epilogue", "unit_epilogue"]
 
 LONG = 240  # instructions of an epilogue for all vectors of a tile, from which on it is rolled
 SHORT = 6  # instructions for an element, that cost little where squares are transposed
 LONG_SUM = 128  # steps, at least: to store and load one takes as long as a few of them
 STEPS_ACROSS = 512  # the same where they are transposed
+MOST = 900  # the same for any sum: what follows stands in the program once then
+ACROSS = 8  # instructions to transpose a vector of a tile, about
+ABREAST = 4  # vectors that a loop of an epilogue works on, each of which takes long by itself
 SCALARS = 8  # sums that are no vectors, from which on an epilogue with lanes pays
 ROUNDING = 6  # instructions to convert to a narrow float
 
@@ -94,7 +97,9 @@ def rolled_epilogue(t: Tiling) -> UOp | None:
     sides.sort(key=lambda s: s.number == first)
     rest = [s for s in sides if s.number != into]
     last = next(s for s in sides if s.number == into)
-    width = max(1, t.target.vector_bytes // max(4, *[n.dtype.itemsize for n in nodes]))
+    # indices are no vectors: what is computed with tells how many lanes there are
+    widest = max([n.dtype.itemsize for n in (*nodes, *sums) if n.dtype.kind != "x"], default=4)
+    width = max(1, t.target.vector_bytes // max(4, widest))
     boxes = [_kept(t, q, sides) for q in sums]
     if into != first:
         rest.sort(key=lambda s: s.number == lane)
@@ -106,10 +111,16 @@ def rolled_epilogue(t: Tiling) -> UOp | None:
     is_square = sides[-1] is not last
     late: dict[UOp, UOp] = {}
     at: dict[int, UOp] = {}
-    for s in (*rest, last):
-        copies = min(width, s.extent) if is_square and s.number == lane else 1
+    abreast = 1 if is_square else ABREAST
+    for s in (last, *reversed(rest)):
         lanes = _lanes(s.extent, width) if s is last else 1
-        at[s.number], _, loop = t.fill_axis(s.extent, copies, lanes, is_row=copies > 1)
+        copies = min(width, s.extent) if is_square and s.number == lane else 1
+        is_row = copies > 1
+        if not is_row:
+            count = 1 if s.extent % lanes else s.extent // lanes
+            copies = max(n for n in range(1, abreast + 1) if count % n == 0)
+            abreast //= copies
+        at[s.number], _, loop = t.fill_axis(s.extent, copies, lanes, is_row)
         late[axes[s.number].range] = s.outer + at[s.number]
         t.more_loops += [] if loop is None else [loop]
     readers = [at[s.number] for s in sides]
@@ -237,11 +248,19 @@ def _pays(
         steps *= -(-int(r.src[0].vmax) // axis.lanes)
     if lane < 0:
         return steps * copies >= LONG_SUM and copies >= SCALARS and work > SHORT
-    if lane != into:
-        return steps >= STEPS_ACROSS
-    if not is_near:
+    if lane == into and not is_near:
         work += axes[lane].lanes
-    return steps >= LONG_SUM and (work + 1) * copies >= LONG
+    return is_rolled(steps, (work + 1) * copies, 0 if lane == into else copies)
+
+
+def is_rolled(steps: int, instructions: float, across: float) -> bool:
+    """Whether an epilogue of so many instructions has loops of its own, after a sum of such length.
+
+    `across` are the vectors of it that are stored across the lanes of the sums.
+    """
+    if instructions + ACROSS * across >= MOST:
+        return True
+    return steps >= STEPS_ACROSS if across else steps >= LONG_SUM and instructions >= LONG
 
 
 def _instructions(node: UOp) -> int:

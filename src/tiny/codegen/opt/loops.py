@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from tiny.codegen.opt.cost import Level, NestCost, Operand, Tile, fill_cost, moved
 from tiny.codegen.opt.nests import Access, Nest, axes_of
+from tiny.codegen.opt.packing import SQUARE
 from tiny.codegen.opt.splits import SplitKernel
 
 __all__ = ["Loops", "Plan", "shares_evenly"]
@@ -204,11 +205,21 @@ class Loops:
             nbytes = box * load.itemsize
             if nbytes > (capacity if depends else 64 * capacity) or filled > least:
                 continue
-            cost = filled * fill_cost(load, tile.lane, self.costs)
+            price_of = fill_cost(load, tile.lane, self.costs)
+            if price_of == self.costs.fill_across and self.cost.piece(load, inside) < SQUARE:
+                price_of = self.costs.fill_apart  # too few to be transposed
+            cost = filled * price_of
             if k < 0 and self.kernel.unit is not None:
-                cost += nbytes * self.costs.handed_over
+                cost += nbytes * self.costs.words_handed_over
+            elif k < 0 and self.kernel.target.threads > 1:
+                cost += self.costs.phase
+                if nbytes <= capacity // 2:  # else it lies behind L2 for all of them
+                    cost += nbytes * self.costs.handed_over
             if best is None or cost <= price * 1.05:
                 best, price = k, cost
+        far = (self.costs.far_read - 1) / self.costs.per_cycle * reads
+        if best == -1 and not (is_needed or has_lanes or load.is_made) and price > far:
+            return None, far  # sooner read from where it lies than from another thread's cache
         if best is None and is_needed:
             price += 2 * reads
         return best, price

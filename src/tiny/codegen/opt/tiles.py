@@ -8,7 +8,6 @@ from operator import attrgetter
 
 from tiny.codegen.opt.constants import costs_of
 from tiny.codegen.opt.cost import NestCost, Tile, registers_of
-from tiny.codegen.opt.epilogues import LONG_SUM
 from tiny.codegen.opt.idle import idle_steps
 from tiny.codegen.opt.nests import Nest, axes_of, find_nests
 from tiny.codegen.opt.opts import Opt, OptOps
@@ -49,7 +48,7 @@ class Tiles:
             for n in self.nests
         }
         if len(self.nests) == 2 and self.nests[0].sums:
-            self.costs[self.nests[1]].is_rolled = self.costs[self.nests[0]].inner >= LONG_SUM
+            self.costs[self.nests[1]].steps = self.costs[self.nests[0]].inner
         self.plain = {n: self.costs[n].seconds(Tile()) for n in self.nests}
         self._tiles: dict[tuple[Nest, tuple[Opt, ...]], list[Tile]] = {}
         self.has_masks = kernel.target.vector_bytes >= 64
