@@ -193,6 +193,7 @@ cdef class Accumulator:
     """One register of a reduction, for a combination of outer tiles and one of its own."""
 
     cdef Node value  # what it holds now
+    cdef Node wide   # what this step's sum is added to, if that is done in a narrower dtype
 
 
 @cython.final
@@ -202,6 +203,7 @@ cdef class Sums:
     cdef list group
     cdef tuple own          # tiles that they reduce over
     cdef tuple separate     # those of them that have accumulators of their own
+    cdef bint is_narrow     # whether each step is summed up in the dtype of its values
     cdef int lane           # the axis of lanes that they reduce over, or -1
     cdef list steps         # of each loop: how often it adds to a sum, tiles included
     cdef list levels        # see `SumRules.levels`
@@ -1883,6 +1885,9 @@ cdef class Expansion:
         if loops:  # what has no loop is done in each step of the innermost one
             sums.steps[len(loops) - 1] *= self.steps_without_loops(sums, loops)
         sums.levels = self.rules.levels(group, given, sums.steps)
+        sums.is_narrow = self.rules.is_narrow(group, given, sums.steps, sums.levels, sizes)
+        if sums.is_narrow:
+            sums.separate = ()
         sums.accumulators, sums.every = [], []
         for q in group:
             info = self.infos[q]
@@ -2038,6 +2043,9 @@ cdef class Expansion:
         for q in sums.group:
             below |= (<Info>self.infos[q.src[0]]).hoists
         self.hoist_all(below)
+        if sums.is_narrow:
+            for _, a in sums.every:
+                a.wide, a.value = a.value, None
         self.begin(sums.own)
         while True:
             for k in range(len(sums.group)):
@@ -2051,6 +2059,9 @@ cdef class Expansion:
                         break
             if not self.advance(sums.own):
                 break
+        if sums.is_narrow:
+            for q, a in sums.every:
+                a.value = self.combine(q, a.wide, self.as_dtype(a.value, a.wide.dtype))
         return 0
 
     cdef Node identity(self, Node q, int lane, DType dtype):
@@ -2069,13 +2080,16 @@ cdef class Expansion:
         return self.emit(make2(op, a.dtype, a, b))
 
     cdef Node accumulate(self, Node q, Node total, int lane):
-        """One step of a reduction. The product and the sum of a float are fused.
+        """One step of a reduction, of `total` so far, if any. A product and its sum are fused.
 
         Where a sum adds a value under a condition, it stays as it is if that does not hold.
         """
         cdef Node value = q.src[0], condition = None, new
-        cdef int64_t lanes = lanes_of(total)
-        cdef bint is_sum = int(q.arg[0]) == OP_ADD
+        cdef int64_t lanes
+        cdef bint is_sum = int(q.arg[0]) == OP_ADD, is_first = total is None
+        if is_first:  # of a short sum, which is added to another one
+            total = self.identity(q, lane, q.dtype)
+        lanes = lanes_of(total)
         if is_sum and value.c_op == OP_WHERE and is_zero(value.src[2]):
             condition, value = self.value(value.src[0]), value.src[1]
             if condition.c_op == OP_CONST:
@@ -2100,7 +2114,8 @@ cdef class Expansion:
             ))
         else:
             new = self.wide(self.value(value), lanes)
-            new = self.combine(q, total, self.as_dtype(new, total.dtype))
+            if not is_first:
+                new = self.combine(q, total, self.as_dtype(new, total.dtype))
         if condition is None:
             return new
         return self.emit(make3(OP_WHERE, new.dtype, self.wide(condition, lanes), new, total))

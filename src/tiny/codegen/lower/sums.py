@@ -87,6 +87,29 @@ class SumRules:
         is_short = level + 1 >= len(levels) and math.prod(steps[first:]) <= SHORT_SUM
         return q.dtype if is_short else dtypes.float64
 
+    def is_narrow(
+        self,
+        group: Sequence[UOp],
+        loops: Sequence[Loop],
+        steps: Sequence[int],
+        levels: Sequence[Loop],
+        sizes: Sequence[int],
+    ) -> bool:
+        """Whether what one step adds, along tiles of these sizes, is a short sum of its own.
+
+        So where sums are carried on in float64: one conversion for several values.
+        """
+        last = len(levels) - 1
+        is_short = 1 < math.prod(sizes) <= SHORT_SUM
+        return (
+            is_short
+            and last >= 0
+            and all(
+                self.dtype(q, loops, steps, levels, last) is not q.dtype and q.arg.op is Ops.ADD
+                for q in group
+            )
+        )
+
     def is_statistic(self, q: UOp) -> bool:
         """Whether a REDUCE adds up float32 values or squares: no product of two things."""
         value = q.src[0]
