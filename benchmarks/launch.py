@@ -17,7 +17,8 @@ from collections.abc import Callable
 from typing import Any
 
 from tiny import Tensor, TinyJit
-from tiny._core.launch import HostKernel, HostMemory, HostReplay, threads
+from tiny._core.launch import HostKernel, HostReplay, threads
+from tiny._core.memory import HostMemory
 from tiny.bench import Times, print_table
 from tiny.bench import time_text as text
 from tiny.device import Device

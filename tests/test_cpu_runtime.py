@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from linear import Writer, at, const, load_program, param, splat
-from tiny._core.launch import HostKernel, HostMemory, copy_memory
+from tiny._core.launch import HostKernel
+from tiny._core.memory import HostMemory, copy_memory
 from tiny.device import Device
 from tiny.dtype import dtypes
 from tiny.helpers import Context

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import warnings
+from array import array
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,7 @@ from tiny.helpers import (
     get_child,
     getenv,
     make_tuple,
+    memory_in_use,
     nbytes_text,
     prod,
     round_up,
@@ -373,12 +375,14 @@ def test_disable_gc_restores_what_was():
 
 
 def test_reset_keeps_what_is_allocated(monkeypatch):
-    monkeypatch.setattr(GlobalCounters, "mem_used", 5)
-    monkeypatch.setattr(GlobalCounters, "kernel_count", 3)
+    before = GlobalCounters.mem_used
+    monkeypatch.setitem(memory_in_use, "TOY", array("q", [5]))
+    GlobalCounters.kernel_count = 3
     monkeypatch.setattr(GlobalCounters, "time_sum_s", 1.5)
     GlobalCounters.reset()
     assert (GlobalCounters.kernel_count, GlobalCounters.time_sum_s) == (0, 0.0)
-    assert GlobalCounters.mem_used == 5
+    assert GlobalCounters.mem_used == before + 5
+    assert GlobalCounters.mem_used_per_device["TOY"] == 5
 
 
 def test_metadata_prints_its_name():

@@ -17,12 +17,12 @@ from tiny._core.launch import (
     HAS_OPENMP,
     HostCopy,
     HostKernel,
-    HostMemory,
     HostReplay,
     release_scratch,
     set_threads,
     threads,
 )
+from tiny._core.memory import HostMemory
 from tiny.codegen.program import LinearProgram, Phase
 from tiny.device import Device
 from tiny.helpers import NUM_CPU_THREADS, Context, cpu_count
@@ -564,7 +564,8 @@ def test_python_threads_call_at_once_without_meeting(kernel):
 SETUP = f"""
 import os, signal, time
 import numpy as np
-from tiny._core.launch import HAS_OPENMP, HostKernel, HostMemory, HostReplay, threads
+from tiny._core.launch import HAS_OPENMP, HostKernel, HostReplay, threads
+from tiny._core.memory import HostMemory
 from tiny.device import Device
 from tiny.helpers import NUM_CPU_THREADS
 from tiny.runtime.cpu import MachineCode

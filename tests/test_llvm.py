@@ -28,7 +28,7 @@ from linear import (
     stack,
     threads,
 )
-from tiny._core.launch import HostMemory
+from tiny._core.memory import HostMemory
 from tiny.codegen import LinearProgram, Phase
 from tiny.device import CompileError, Device
 from tiny.dtype import _to_np_dtype, dtypes

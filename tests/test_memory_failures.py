@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 
 from tiny import Tensor, TinyJit
-from tiny._core.launch import HostKernel, HostMemory
+from tiny._core.launch import HostKernel
+from tiny._core.memory import HostMemory
 from tiny.device import Device, HostAllocator
 
 NUMBERS = np.arange(12, dtype=np.float32).reshape(3, 4)

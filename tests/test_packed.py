@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from tiny import Context, Tensor, TinyJit, dtypes
-from tiny._core.launch import HostCopy, HostKernel, HostMemory, HostReplay, copy_memory
+from tiny._core.launch import HostCopy, HostKernel, HostReplay
+from tiny._core.memory import HostMemory, copy_memory
 from tiny.codegen import KernelOptError, Opt, OptOps, lower_packed
 from tiny.codegen.opt import Kernel
 from tiny.device import Buffer, Device

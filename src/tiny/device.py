@@ -19,14 +19,8 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import numpy as np
 
-from tiny._core.launch import (
-    HostMemory,
-    Pool,
-    copy_memory,
-    fill_memory,
-    release_scratch,
-    when_memory_is_short,
-)
+from tiny._core.launch import release_scratch, when_memory_is_short
+from tiny._core.memory import Arena, HostMemory, Piece, Shelves, copy_memory, fill_memory
 from tiny.codegen.program import LinearProgram
 from tiny.dtype import DType, _to_np_dtype
 from tiny.helpers import DEBUG, DEV, LRU, POISON, GlobalCounters
@@ -105,7 +99,7 @@ _NO_WISHES = BufferSpec()
 MOST_POISONED = 256 << 20  # larger memory is left as it is: nobody may ever touch it
 
 
-class Allocator(ABC, Generic[Memory]):
+class Allocator(Shelves, ABC, Generic[Memory]):
     """The memory of a device. Sizes are in bytes; every piece begins at a multiple of 64.
 
     What is freed is kept for the next request of the same size, that of the size not used for the
@@ -118,8 +112,7 @@ class Allocator(ABC, Generic[Memory]):
     keeps_contents: ClassVar[bool] = True  # what was written can be read
 
     def __init__(self, device: str) -> None:
-        self.device = device
-        self._pool, self._arenas = Pool(), Pool()
+        super().__init__(device, type(self) is HostAllocator)
 
     @property
     def kept_nbytes(self) -> int:
@@ -278,12 +271,14 @@ def release_caches() -> None:
 when_memory_is_short(release_caches)
 
 
-class Buffer:
+class Buffer(Piece):
     """Memory on a device for `size` elements of a dtype, allocated when first needed.
 
     With a `base` it is a part of that buffer, `offset` bytes from its start. The memory goes back
     to its device's pool with the last reference to the buffer.
     """
+
+    __slots__ = ()
 
     def __init__(
         self,
@@ -295,11 +290,7 @@ class Buffer:
         base: Buffer | None = None,
         offset: int = 0,
     ) -> None:
-        self.device, self.size, self.dtype = device, size, dtype
         self.options, self.base, self.offset = options, base, offset
-        self.nbytes = size * dtype.itemsize
-        self._memory: Any = None
-        self._allocator: Allocator[Any] | None = None
         if base is not None and not 0 <= offset <= base.nbytes - self.nbytes:
             raise ValueError(
                 f"bytes {offset} to {offset + self.nbytes} are not inside a buffer of "
@@ -338,10 +329,7 @@ class Buffer:
         elif self.base is not None:
             self._memory = allocator._offset(self.base.memory, self.nbytes, self.offset)
         else:
-            memory = allocator.alloc(self.nbytes, self.options)
-            # no call from here to the counters: a signal's handler could raise in it
-            self._allocator, self._memory = allocator, memory
-            _count_memory(self.device, self.nbytes)
+            self._take(allocator)
         return self
 
     def ensure_allocated(self) -> Buffer:
@@ -350,15 +338,7 @@ class Buffer:
 
     def deallocate(self) -> None:
         """Give the memory back. The next use takes new memory."""
-        memory, self._memory = self._memory, None
-        allocator, self._allocator = self._allocator, None
-        if allocator is not None:
-            _count_memory(self.device, -self.nbytes)
-            allocator.free(memory, self.nbytes, self.options)
-
-    def __del__(self) -> None:
-        if getattr(self, "_allocator", None) is not None and not sys.is_finalizing():
-            self.deallocate()
+        self._give_back()
 
     def view(self, size: int, dtype: DType, offset: int) -> Buffer:
         """A part of this buffer: `size` elements from `offset` bytes on."""
@@ -403,31 +383,6 @@ class Buffer:
     def __repr__(self) -> str:
         where = "" if self.base is None else f", offset={self.offset}"
         return f"<Buffer {self.device} size={self.size} {self.dtype}{where}>"
-
-
-class Arena:
-    """Memory for what is born and dead in one run: at least `nbytes`, given back when this dies."""
-
-    __slots__ = ("_allocator", "memory", "nbytes")
-
-    def __init__(self, allocator: Allocator[Any], nbytes: int) -> None:
-        self.nbytes = 0
-        self._allocator = allocator
-        self.memory, self.nbytes = allocator.borrow(nbytes)
-        _count_memory(allocator.device, self.nbytes)
-
-    def __del__(self) -> None:
-        if self.nbytes and not sys.is_finalizing():
-            _count_memory(self._allocator.device, -self.nbytes)
-            self._allocator.give_back(self.memory, self.nbytes)
-
-
-def _count_memory(device: str, nbytes: int) -> None:
-    """Add to what is in use. Threads do not lose each other's: nothing is called in between."""
-    GlobalCounters.mem_used += nbytes
-    per_device = GlobalCounters.mem_used_per_device
-    per_device.setdefault(device, 0)
-    per_device[device] += nbytes
 
 
 # ---------------------------------------------------------------- devices

@@ -22,6 +22,7 @@ import threading
 import time
 import urllib.parse
 import warnings
+from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -83,7 +84,18 @@ def cpu_count() -> int:
 # ---------------------------------------------------------------- context variables
 
 
-class ContextVar(Generic[T]):
+# grows whenever one of them is set, in whatever thread; native code looks at it here
+changes_made = array("q", [0])
+
+
+class _ContextVars(type):
+    @property
+    def changes(cls) -> int:
+        """Grows whenever one of them is set, in whatever thread."""
+        return changes_made[0]
+
+
+class ContextVar(Generic[T], metaclass=_ContextVars):
     """A setting: an environment variable read at import, changed by `with Context(NAME=value)`.
 
     A `Context` changes it for its own thread; assigning `value` outside of one changes it for the
@@ -93,7 +105,6 @@ class ContextVar(Generic[T]):
     """
 
     known: ClassVar[dict[str, ContextVar[Any]]] = {}
-    changes: ClassVar[int] = 0  # grows whenever one of them is set, in whatever thread
     __hash__ = object.__hash__
 
     def __init__(
@@ -127,7 +138,7 @@ class ContextVar(Generic[T]):
             self._local.value = new
         else:
             type(self._local).value = new
-        ContextVar.changes += 1
+        changes_made[0] += 1
 
     def _checked(self, new: T, stacklevel: int) -> T:
         """`new` as the type of the default. Warns if it will change nothing."""
@@ -158,14 +169,14 @@ class ContextVar(Generic[T]):
         values, new = self._local.__dict__, self._checked(new, stacklevel=4)
         had, old = "value" in values, self._local.value
         values["value"] = new
-        ContextVar.changes += 1
+        changes_made[0] += 1
 
         def back() -> None:
             if had:
                 values["value"] = old
             else:
                 values.pop("value", None)
-            ContextVar.changes += 1
+            changes_made[0] += 1
 
         return back
 
@@ -394,15 +405,46 @@ class Metadata:
         return self.name + (" bw" if self.backward else "")
 
 
-class GlobalCounters:
+# Native code counts here too: kernels, their operations, the bytes they move. And the bytes in use
+# on each device.
+counts = array("q", [0, 0, 0])
+memory_in_use: dict[str, array[int]] = {}
+
+
+def _counter(number: int, what: str) -> Any:
+    """One of them as a property."""
+
+    def get(_: object) -> int:
+        return counts[number]
+
+    def put(_: object, value: int) -> None:
+        counts[number] = value
+
+    return property(get, put, doc=what)
+
+
+class _Counters(type):
+    """The attributes of GlobalCounters."""
+
+    kernel_count = _counter(0, "How many kernels and copies have run.")
+    global_ops = _counter(1, "How many operations they did.")
+    global_mem = _counter(2, "How many bytes they read and wrote.")
+
+    @property
+    def mem_used(cls) -> int:
+        """The memory held now, in bytes."""
+        return sum([used[0] for used in list(memory_in_use.values())])
+
+    @property
+    def mem_used_per_device(cls) -> dict[str, int]:
+        """The same, by device."""
+        return {device: used[0] for device, used in list(memory_in_use.items())}
+
+
+class GlobalCounters(metaclass=_Counters):
     """Totals over everything run since the last `reset`, and the memory held now, in bytes."""
 
-    global_ops: ClassVar[int] = 0
-    global_mem: ClassVar[int] = 0
     time_sum_s: ClassVar[float] = 0.0
-    kernel_count: ClassVar[int] = 0
-    mem_used: ClassVar[int] = 0
-    mem_used_per_device: ClassVar[dict[str, int]] = {}
 
     @staticmethod
     def reset() -> None:

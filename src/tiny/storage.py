@@ -26,7 +26,7 @@ import weakref
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, ParamSpec, Self, TypeVar
 
-from tiny._core.alive import Alive, Member
+from tiny._core.alive import Alive, Seen, Value, changes, owners
 from tiny._core.launch import publish
 from tiny.dtype import DType, dtypes
 from tiny.helpers import all_int, prod
@@ -49,7 +49,7 @@ R = TypeVar("R")
 MUCH = 1 << 30  # bytes of a pending value that are not computed for a part of it
 
 
-class Storage(Member):
+class Storage(Value):
     """One value: `node` is what it is now, `device` where it is or will be.
 
     `owner`: the BUFFER below belongs to it alone. `is_written`: it was assigned to since it was
@@ -59,24 +59,15 @@ class Storage(Member):
     moves to another storage.
     """
 
-    __slots__ = (
-        "__weakref__",
-        "device",
-        "holders",
-        "is_written",
-        "maker",
-        "node",
-        "owner",
-        "stands_apart",
-    )
+    __slots__ = ()
+
+    node: UOp
+    holders: weakref.WeakSet[Any] | None
 
     def __init__(self, node: UOp, device: str | None, owner: bool = False) -> None:
         self.node = node
         self.device = device
         self.owner = owner
-        self.is_written = self.stands_apart = False
-        self.holders: weakref.WeakSet[Any] | None = None
-        self.maker: object = None
         if recorders and (watching := recorder()) is not None:
             self.maker = watching.token
         if node.op is not Ops.BUFFER and node.op is not Ops.CONST:
@@ -92,20 +83,6 @@ class Storage(Member):
 # The storages whose values are not in memory, in the order in which they came to be so; some that
 # are in memory by now are among them until somebody looks.
 _pending = Alive()
-
-
-class Changes:
-    """`pending` grows whenever some storage comes to hold a value that is not in memory.
-
-    `epoch` is another object whenever computing begins, and when results have been put in place,
-    while there are several threads; None from then until what others built meanwhile is in order.
-    """
-
-    pending = 0
-    epoch: object = object()
-
-
-changes = Changes()
 
 
 def put_off(storage: Storage, node: UOp) -> None:
@@ -152,11 +129,10 @@ def in_turn(function: Callable[P, R]) -> Callable[P, R]:
 
 _writes = itertools.count(-1, -1)  # tensors made as constants count upwards
 
-# who owns a BUFFER, and who reads it without owning it
-owners: weakref.WeakValueDictionary[UOp, Storage] = weakref.WeakValueDictionary()
+# who reads a BUFFER without owning it
 readers_of: weakref.WeakKeyDictionary[UOp, weakref.WeakSet[Storage]] = weakref.WeakKeyDictionary()
 
-_live = Alive()  # all tensors there are
+all_views = Alive()  # all tensors there are
 
 
 def _version(old: UOp, store: UOp) -> UOp:
@@ -214,11 +190,11 @@ def copied(uop: UOp) -> UOp:
     return UOp(Ops.CONTIGUOUS, uop.dtype, (uop,)) if is_view_of_memory(uop) else uop
 
 
-class View(Member):
+class View(Seen):
     """A view of a storage. `uop` is its value now; `grad` and `requires_grad` are a tensor's."""
 
     # `_is_fixed` is set on those that are not to be learnt
-    __slots__ = ("__weakref__", "_is_fixed", "_root", "_storage", "_uop", "grad", "requires_grad")
+    __slots__ = ("_is_fixed",)
 
     grad: Self | None
     requires_grad: bool | None
@@ -226,7 +202,7 @@ class View(Member):
     def _bind(self, storage: Storage, root: UOp, uop: UOp) -> None:
         self._storage, self._root, self._uop = storage, root, uop
         self.grad, self.requires_grad = None, None
-        _live.add(self)
+        all_views.add(self)
 
     @classmethod
     def _view(cls, storage: Storage, root: UOp, uop: UOp) -> Self:
@@ -453,7 +429,7 @@ def _reads(value: UOp, buffer: UOp) -> bool:
 
 def live_views() -> list[Any]:
     """All tensors there are."""
-    return _live.members()
+    return all_views.members()
 
 
 def storages_of(tensors: Iterable[View]) -> list[Storage]:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
+from tiny._core.alive import changes
 from tiny._core.build import binary, select
 from tiny.dtype import DType, DTypeLike, dtypes, strong_dtype, to_dtype
 from tiny.gradient import Writer, compute_gradient
@@ -15,7 +16,7 @@ from tiny.interchange import opened_file
 from tiny.mixin.sizes import product
 from tiny.older import Function, OlderMixin, TensorType
 from tiny.shared import Cache
-from tiny.storage import built_again, changes, copied, in_turn, live_views, opened, realize
+from tiny.storage import built_again, copied, in_turn, live_views, opened, realize
 from tiny.uop.ops import Ops, UOp
 from tiny.uop.runtime import files, is_file, refuse_reading, runtime
 from tiny.values import constant, from_data, is_data, leaf, rounded

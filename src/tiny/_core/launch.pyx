@@ -1,4 +1,4 @@
-"""Memory of the host, calls of compiled CPU kernels, and lists of them run by one call.
+"""Calls of compiled CPU kernels, and lists of them run by one call.
 
 A kernel is a list of phases, each a C function
 `void phase(void **buffers, const uint64_t *variables, void *scratch_of_thread,
@@ -13,18 +13,14 @@ PyTorch has it too: both find one libgomp by its name, and take turns instead of
 """
 
 cimport cython
-from cpython.buffer cimport (
-    PyBUF_SIMPLE,
-    PyBUF_WRITABLE,
-    PyBuffer_FillInfo,
-    PyBuffer_Release,
-    PyObject_GetBuffer,
-)
 from cpython.float cimport PyFloat_AsDouble
 from libc.stdint cimport int64_t, uint64_t, uintptr_t
 from libc.stdlib cimport calloc, free, malloc
-from libc.string cimport memcpy, memmove, memset
+from libc.string cimport memmove, memset
 
+from tiny._core.memory cimport HostMemory, allocate
+from tiny._core.memory import copy_memory
+from tiny._core.settings cimport settings
 from tiny.helpers import NUM_CPU_THREADS
 
 cdef extern from *:
@@ -124,14 +120,6 @@ cdef extern from *:
     }
     #endif
 
-    #ifdef __linux__
-    #include <sys/mman.h>
-    #endif
-    static void tiny_want_huge_pages(void *begin, size_t nbytes) {
-    #ifdef MADV_HUGEPAGE
-        madvise(begin, nbytes, MADV_HUGEPAGE);  /* advice: it works without */
-    #endif
-    }
     """
     const bint has_openmp "TINY_HAS_OPENMP"
     void in_threads "tiny_in_threads"(
@@ -143,7 +131,6 @@ cdef extern from *:
     const bint is_forked "tiny_is_forked"
     int watch_forks "tiny_watch_forks"() nogil
     double seconds_now "tiny_seconds"() noexcept nogil
-    void want_huge_pages "tiny_want_huge_pages"(void *, size_t) noexcept
 
 cdef extern from "Python.h":
     unsigned long long PyLong_AsUnsignedLongLongMask(object) except? 0xFFFFFFFFFFFFFFFF
@@ -151,13 +138,8 @@ cdef extern from "Python.h":
 ctypedef void (*phase_t)(void **, const uint64_t *, void *, void *, int64_t, int64_t) noexcept nogil
 
 cdef enum:
-    ALIGNMENT = 64
     ON_STACK = 64  # as many buffers and variables are passed without an allocation
     PAGE = 4096
-    HUGE_PAGE = 2 << 20
-    COLOURS = 16
-    COLOUR_NBYTES = PAGE + 5 * ALIGNMENT  # differs for pages and for lines
-    MOST_SIZES = 256  # of pieces in a pool
     MOST_SCRATCH_KEPT = 16  # pieces of scratch memory that no call uses
     MOST_SCRATCH_NBYTES = 256 << 20  # of all of those
 
@@ -165,220 +147,6 @@ HAS_OPENMP = bool(has_openmp)
 
 if watch_forks() != 0:
     raise MemoryError("no memory to be told of forks")
-
-
-# ---------------------------------------------------------------- memory
-
-
-cdef size_t colour = 0
-
-
-cdef char *_allocate(size_t nbytes, void **c_raw) noexcept:
-    """Memory of which `c_raw` is to be freed; NULL if there is none.
-
-    Large memory asks for huge pages: touching 16 to 64 MB for the first time takes a third to a
-    quarter of the time. Each piece begins some lines further into its page than the one before:
-    if all began at one place of a page, the elements that a kernel reads together would share the
-    few lines of a cache's set (8 inputs of 4 MB: 1/5 of the speed).
-    """
-    global colour
-    cdef size_t alignment = ALIGNMENT, shift = 0
-    if nbytes >= HUGE_PAGE:
-        colour = (colour + 1) % COLOURS
-        alignment, shift = HUGE_PAGE, colour * COLOUR_NBYTES
-    # at least one byte, so that a kernel may always form the address of the first element
-    c_raw[0] = malloc(nbytes + shift + 2 * alignment)
-    if c_raw[0] == NULL:
-        return NULL
-    cdef uintptr_t begin = (<uintptr_t>c_raw[0] + alignment - 1) & ~<uintptr_t>(alignment - 1)
-    if nbytes >= HUGE_PAGE:
-        want_huge_pages(<void *>begin, (nbytes + shift) // HUGE_PAGE * HUGE_PAGE)
-    return <char *>(begin + shift)
-
-
-@cython.final
-cdef class HostMemory:
-    """Bytes of host memory: its own (64-byte aligned), a part of another, or those of an object.
-
-    It has the buffer protocol, and lives as long as anything that looks into it. `users` counts
-    who does: exported buffers and parts. `changes` counts what may have written to it: kernels,
-    copies, and buffers exported for writing, as they begin and as they end; so memory whose count is
-    as before, and that has no users, has the contents that it had. Fresh memory holds anything.
-    MemoryError says how many bytes were asked for.
-    """
-
-    cdef void *c_raw          # to be freed; NULL where the memory belongs to another
-    cdef char *c_data
-    cdef readonly Py_ssize_t nbytes
-    cdef readonly Py_ssize_t users
-    cdef HostMemory whole     # of which this is a part
-    cdef Py_buffer foreign
-    cdef bint is_foreign
-    cdef readonly bint writable
-    cdef int64_t change_count  # of the memory that this is a part of, there
-
-    def __cinit__(self, Py_ssize_t nbytes=0, *, HostMemory part_of=None, Py_ssize_t offset=0,
-                  object shared=None):
-        self.writable = True
-        if shared is not None:
-            try:
-                PyObject_GetBuffer(shared, &self.foreign, PyBUF_WRITABLE)
-            except BufferError:
-                PyObject_GetBuffer(shared, &self.foreign, PyBUF_SIMPLE)
-                self.writable = False
-            self.is_foreign = True
-            self.c_data, self.nbytes = <char *>self.foreign.buf, self.foreign.len
-            return
-        if nbytes < 0:
-            raise ValueError(f"memory cannot have {nbytes} bytes")
-        self.nbytes = nbytes
-        if part_of is not None:
-            if offset < 0 or offset > part_of.nbytes or nbytes > part_of.nbytes - offset:
-                raise ValueError(
-                    f"bytes {offset} to {offset + nbytes} are not inside {part_of.nbytes} bytes"
-                )
-            self.whole, self.c_data = part_of, part_of.c_data + offset
-            self.writable = part_of.writable
-            part_of.users += 1
-            return
-        self.c_data = _allocate(nbytes, &self.c_raw)
-        if self.c_data == NULL:
-            raise MemoryError(f"could not allocate {nbytes} bytes of host memory")
-
-    def __dealloc__(self):
-        if self.is_foreign:
-            PyBuffer_Release(&self.foreign)
-        if self.whole is not None:
-            self.whole.users -= 1
-        free(self.c_raw)
-
-    @property
-    def address(self) -> int:
-        """Where it begins."""
-        return <uintptr_t>self.c_data
-
-    @property
-    def changes(self) -> int:
-        """How often it may have been written to, or what it is a part of."""
-        cdef HostMemory it = self
-        while it.whole is not None:
-            it = it.whole
-        return it.change_count
-
-    cdef void changed(self) noexcept:
-        cdef HostMemory it = self
-        while it.whole is not None:
-            it = it.whole
-        it.change_count += 1
-
-    def __len__(self):
-        return self.nbytes
-
-    def __getbuffer__(self, Py_buffer *buffer, int flags):
-        PyBuffer_FillInfo(buffer, self, self.c_data, self.nbytes, not self.writable, flags)
-        self.users += 1
-        if self.writable:
-            self.changed()
-
-    def __releasebuffer__(self, Py_buffer *buffer):
-        self.users -= 1
-        if self.writable:
-            self.changed()
-
-
-def copy_memory(HostMemory to, HostMemory source, size_t nbytes):
-    """Copy `nbytes` from the start of `source` to that of `to`. ValueError if they do not fit."""
-    if nbytes > <size_t>source.nbytes or nbytes > <size_t>to.nbytes or not to.writable:
-        raise ValueError(
-            f"cannot copy {nbytes} bytes of {source.nbytes} to {to.nbytes} "
-            f"{'writable' if to.writable else 'read-only'} bytes"
-        )
-    to.changed()
-    with nogil:
-        memmove(to.c_data, source.c_data, nbytes)
-    to.changed()
-
-
-def fill_memory(HostMemory memory, uint64_t pattern) -> None:
-    """Fill memory with copies of eight bytes, the last cut off where it ends."""
-    cdef Py_ssize_t i, whole = memory.nbytes // 8
-    if not memory.writable:
-        raise ValueError("this memory is read-only")
-    memory.changed()
-    with nogil:
-        for i in range(whole):
-            memcpy(memory.c_data + 8 * i, &pattern, 8)
-        memcpy(memory.c_data + 8 * whole, &pattern, memory.nbytes - 8 * whole)
-    memory.changed()
-
-
-@cython.final
-cdef class Pool:
-    """Pieces of memory that nobody uses now, by size in bytes. `nbytes` is what all of them have.
-
-    No Python code runs in its calls, except for what a collection of garbage finalises, which
-    finds it in order. So threads need no lock, a fork finds none taken, and no signal's handler
-    raises in between.
-    """
-
-    cdef dict pieces  # by size: a list of them, the last given last; sizes by their last use
-    cdef readonly Py_ssize_t nbytes
-
-    def __cinit__(self):
-        self.pieces = {}
-
-    def __len__(self):
-        return sum([len(same) for same in self.pieces.values()])
-
-    def take(self, Py_ssize_t nbytes):
-        """A piece of that size; None if there is none."""
-        cdef list same = self.pieces.get(nbytes)
-        if same is None:
-            return None
-        piece = same.pop()
-        self.nbytes -= nbytes
-        if not same:
-            del self.pieces[nbytes]
-        return piece
-
-    def take_at_least(self, Py_ssize_t nbytes):
-        """(a piece, its size): the smallest that has so many bytes; None if there is none."""
-        cdef Py_ssize_t size, best = -1
-        for size in self.pieces:
-            if size >= nbytes and (best < 0 or size < best):
-                best = size
-        return None if best < 0 else (self.take(best), best)
-
-    def give(self, piece, Py_ssize_t nbytes, Py_ssize_t most) -> list:
-        """Keep a piece; the pieces that this is too much with, if all are to have `most` bytes.
-
-        Those of the size that was not used for the longest time go first, as they do when there
-        are many sizes: a program that never asks for the same twice is not to fill its memory.
-        """
-        cdef Py_ssize_t oldest
-        cdef list too_much = [], fresh = [], same
-        if nbytes > most:
-            too_much.append(piece)
-            return too_much
-        same = self.pieces.pop(nbytes, fresh)
-        same.append(piece)
-        self.pieces[nbytes] = same
-        self.nbytes += nbytes
-        while self.nbytes > most or len(self.pieces) > MOST_SIZES:
-            for oldest in self.pieces:
-                break
-            same = self.pieces[oldest]
-            too_much.append(same.pop(0))
-            self.nbytes -= oldest
-            if not same:
-                del self.pieces[oldest]
-        return too_much
-
-    def empty(self) -> list:
-        """All pieces; none are kept any more."""
-        cdef dict nothing = {}, all_pieces
-        all_pieces, self.pieces, self.nbytes = self.pieces, nothing, 0
-        return [piece for same in all_pieces.values() for piece in same]
 
 
 def publish(settings) -> None:
@@ -418,11 +186,7 @@ def set_threads(n: int) -> None:
 
 
 cdef int _most_threads() except -1:
-    cdef long n
-    if not has_openmp or is_forked:
-        return 1
-    n = NUM_CPU_THREADS.value
-    return <int>max(1, min(n, 1 << 16))
+    return settings().threads if has_openmp and not is_forked else 1
 
 
 cdef struct _Scratch:
@@ -452,10 +216,10 @@ cdef int _take_scratch(_Scratch *scratch, size_t nbytes) except -1:
             return 0
         free(scratch.c_raw)  # outgrown: so all come to be as large as the largest that is needed
     scratch.nbytes = nbytes
-    scratch.c_data = _allocate(nbytes, &scratch.c_raw)
+    scratch.c_data = allocate(nbytes, &scratch.c_raw)
     if scratch.c_data == NULL and free_memory is not None:
         free_memory()
-        scratch.c_data = _allocate(nbytes, &scratch.c_raw)
+        scratch.c_data = allocate(nbytes, &scratch.c_raw)
     if scratch.c_data == NULL:
         raise MemoryError(f"could not allocate {nbytes} bytes of scratch memory")
     return 0

@@ -21,7 +21,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from tiny import random
-from tiny._core.launch import HostMemory
+from tiny._core.memory import HostMemory
+from tiny._core.replay import QuickStep
 from tiny.device import Buffer, Device
 from tiny.engine.donation import reuse_memory
 from tiny.engine.memory import buffer_node, buffer_of
@@ -301,11 +302,7 @@ class Replay:
         """Run the steps on the memory of the parameters; the buffers of what is returned."""
         made = [Buffer(s.device, math.prod(s.shape), s.dtype) for s in self.fresh]
         memory = (*params, *[b.memory for b in made], *self._memory)  # or nothing is drawn
-        named = dict(zip(self.plan.numbers, numbers, strict=True))
-        keys = [
-            random.generator(device).draw(sym_infer(words, named))
-            for device, words in self.plan.draws
-        ]
+        keys = self._draw(numbers)
         with self._lock:
             steps = self._steps
             # JIT=3 compares bits, and other kernels may add up in another order
@@ -314,6 +311,44 @@ class Replay:
                 memory = *memory, *packed
             steps(memory, (*numbers, *keys, *self.plan.constants))
         return made
+
+    def _draw(self, numbers: Sequence[float]) -> list[int]:
+        """The keys of the random numbers of a run."""
+        named = dict(zip(self.plan.numbers, numbers, strict=True))
+        return [
+            random.generator(device).draw(sym_infer(words, named))
+            for device, words in self.plan.draws
+        ]
+
+    def quick(self, step: Any, storages: Any, tensors: Any) -> QuickStep | None:
+        """What does the same as `run` for a captured step, in native code; None if it can not."""
+        kernels = self._steps.native
+        if kernels is None:
+            return None
+        fresh = [
+            (Device[s.device].allocator, math.prod(s.shape), s.dtype, s.device, s.shape)
+            for s in self.fresh
+        ]
+        more: tuple[Any, ...] = ()
+        if self._packed is not None:
+            packed, steps, memory = self._packed
+            more = packed, steps.native, memory
+        is_shared = self._packed is not None or self.written
+        return QuickStep(
+            step,
+            kernels,
+            (len(self.plan.steps), self._steps.flops, self._steps.nbytes),
+            fresh,
+            self._memory,
+            self._steps.arenas,
+            self.plan.constants,
+            storages,
+            tensors,
+            self.written_buffers,
+            self._lock if is_shared else None,
+            self._draw if self.plan.draws else None,
+            *more,
+        )
 
 
 class Capture(Replay):

@@ -16,12 +16,13 @@ from typing import Any
 import numpy as np
 
 from tiny import random
+from tiny._core.alive import owners
 from tiny.device import Buffer
 from tiny.engine.holders import made_by, realize_step, settle
 from tiny.engine.memory import buffer_of
 from tiny.engine.replay import HERE, Arguments, CapturedStep, Owner, copy_of
 from tiny.engine.signature import Call, Reader, is_number, leaves, map_arguments, plain
-from tiny.storage import Storage, in_turn, live_views, owners
+from tiny.storage import Storage, in_turn, live_views
 from tiny.tensor import Tensor
 from tiny.uop.ops import UOp
 from tiny.uop.runtime import JitError, recorders

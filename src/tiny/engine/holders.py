@@ -229,6 +229,25 @@ class Recipe:
         """Whether the storages from outside are all there."""
         return all(kept() is not None for _, kept, _, _ in self.tensors if kept is not None)
 
+    def plain(
+        self,
+    ) -> tuple[list[tuple[int, str | None]], list[tuple[int, Any, bool | None]]] | None:
+        """What `make` does where all storages are BUFFERs, and movement over them has known sizes.
+
+        Each storage as the number of its BUFFER, and its device; each tensor as the number of its
+        storage, movement over it (op, dtype, arg), and requires_grad. None if it is not so.
+        """
+        storages = [(number, device) for number, _, _, device in self.storages]
+        tensors = []
+        for number, _, chain, requires_grad in self.tensors:
+            tensors.append((number, [step[:3] for step in chain], requires_grad))
+        chains = [step for _, _, chain, _ in self.tensors for step in chain]
+        is_new = all(not chain and constant is None for _, chain, constant, _ in self.storages)
+        is_plain = is_new and all(kept is None for _, kept, _, _ in self.tensors)
+        is_static = not any(sizes for _, _, _, sizes in chains)
+        in_order = [number for number, _ in storages] == list(range(len(self.dtypes)))
+        return (storages, tensors) if is_plain and is_static and in_order else None
+
     def make(self, bases: Sequence[UOp], numbers: Mapping[str, Any]) -> list[Tensor]:
         """The tensors, over these BUFFERs, their sizes by these values of Variables."""
         storages = []

@@ -12,6 +12,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, ParamSpec, TypeVar, overload
 
+from tiny._core.replay import MISS, quick
 from tiny.device import Buffer
 from tiny.engine.capture import Capture
 from tiny.engine.compare import run_both
@@ -125,8 +126,11 @@ class TinyJit(Generic[P, R]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Call the function, or replay it."""
-        result: R = self._run(self._table, self._reader, self.fxn, args, kwargs)
-        return result
+        result: R = quick(self._reader, self._table.steps, args, kwargs)
+        if result is not MISS:
+            return result
+        found: R = self._run(self._table, self._reader, self.fxn, args, kwargs)
+        return found
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         """The method of an object."""
@@ -244,6 +248,8 @@ class TinyJit(Generic[P, R]):
         if key in table.seen:
             step, result = capture_step(function, reader.layout(args, kwargs), args, kwargs, call)
             table.seen.pop(key, None)  # unless another thread did
+            if not self.donate:
+                step.allow_quick()
             table.steps[key] = step
             return result
         table.forget_dead()
@@ -339,9 +345,11 @@ class _Method:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the method, or replay it."""
         jit = self._jit
-        table = jit._table_of(self._instance)
-        function = self.captured_function()
-        return jit._run(table, jit._reader_of_methods(), function, args, kwargs)
+        table, reader = jit._table_of(self._instance), jit._reader_of_methods()
+        result = quick(reader, table.steps, args, kwargs)
+        if result is not MISS:
+            return result
+        return jit._run(table, reader, self.captured_function(), args, kwargs)
 
     @property
     def captures(self) -> list[Capture]:

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from tiny._core.launch import HostMemory
+from tiny._core.memory import HostMemory
+from tiny._core.replay import register
 from tiny.device import Buffer, Device, HostAllocator
 from tiny.dtype import DType, _from_np_dtype, _to_np_dtype, dtypes
 from tiny.engine.files import part_of_view, read_view, write_view
@@ -17,13 +18,16 @@ from tiny.engine.realize import check_dtype, compile_linear
 from tiny.helpers import all_int
 from tiny.runtime.disk import file_memory
 from tiny.schedule import BoundSchedule, create_schedule
+from tiny.storage import Storage, all_views
+from tiny.tensor import Tensor
 from tiny.uop.ops import BufferArg, Ops, UOp
-from tiny.uop.runtime import Announce, JitError, files, is_file, recorder, refuse_reading
+from tiny.uop.runtime import Announce, JitError, files, is_file, recorder, recorders, refuse_reading
 from tiny.views import split_view
 
 __all__ = ["DeviceRuntime", "Stale", "buffer_node", "buffer_of"]
 
 _uids = itertools.count(1)
+register(recorders, all_views, Storage, Tensor, Buffer, BufferArg, _uids)
 
 
 class DeviceRuntime:

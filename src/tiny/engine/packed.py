@@ -13,7 +13,8 @@ import weakref
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from tiny._core.launch import HostKernel, HostMemory
+from tiny._core.launch import HostKernel
+from tiny._core.memory import HostMemory
 from tiny.codegen import LinearProgram, Packing, ProgramParam, lower_packed
 from tiny.device import Buffer, Compiled
 from tiny.engine.realize import Step, load_program, lowering_settings

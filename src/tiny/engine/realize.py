@@ -227,9 +227,14 @@ class StepList:
                 end = part.offset + part.nbytes
                 self._arenas[part.device] = max(end, self._arenas.get(part.device, 0))
         self._allocators: list[Allocator[Any]] = [Device[name].allocator for name in self._arenas]
-        self._native: HostReplay | None = None
+        self.native: HostReplay | None = None
         if all(isinstance(s.call, HostKernel | HostCopy) for s in steps):
-            self._native = self._make_native(variables)
+            self.native = self._make_native(variables)
+
+    @property
+    def arenas(self) -> list[tuple[Allocator[Any], int]]:
+        """Which arenas a run borrows: from whom, and how many bytes."""
+        return list(zip(self._allocators, self._arenas.values(), strict=True))
 
     def _make_native(self, variables: int) -> HostReplay:
         """All steps as one call, given memory, then arenas."""
@@ -250,14 +255,11 @@ class StepList:
         settings: list[Setting] | None = None,
     ) -> None:
         """Run them, then publish the settings; on some devices they may be under way still."""
-        arenas = [
-            Arena(allocator, nbytes)
-            for allocator, nbytes in zip(self._allocators, self._arenas.values(), strict=True)
-        ]
-        if self._native is None or DEBUG >= 2 or JIT.value == 2:
+        arenas = [Arena(allocator, nbytes) for allocator, nbytes in self.arenas]
+        if self.native is None or DEBUG >= 2 or JIT.value == 2:
             self._run_apart(self._pieces(memory, arenas), values, settings or [])
             return
-        self._native((*memory, *[arena.memory for arena in arenas]), values, False, settings)
+        self.native((*memory, *[arena.memory for arena in arenas]), values, False, settings)
         _count(len(self.steps), self.flops, self.nbytes)
 
     def _run_apart(

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from tiny._core.replay import QuickStep
 from tiny.device import Buffer, Device
 from tiny.dtype import DType, _to_np_dtype, dtypes
 from tiny.engine.capture import Capture
@@ -295,23 +296,45 @@ class CapturedStep:
         self.emptied: list[weakref.ref[Tensor]] = []  # those that have none after it
         self._is_flat = type(template) in (list, tuple) and all(x is HERE for x in template)
         self._clean: weakref.WeakSet[UOp] = weakref.WeakSet()
-        self._seen = -1
+        self.is_single = template is HERE
+        self.seen = -1  # how many values had become pending when all was in order
+        self.quick: QuickStep | None = None
 
     def is_valid(self, arguments: Arguments) -> bool:
         """Whether the tensors that it reads and writes are still those; prepares them for it."""
+        before = self.seen
+        is_ready = self.is_ready()
+        if self.seen != before:
+            arguments.locate()
+        return is_ready
+
+    def is_ready(self) -> bool:
+        """The same; arguments may lie elsewhere then, if `seen` is another number."""
         for owner in self.cleared:
             if (tensor := owner()) is not None and tensor.grad is not None:
                 return False  # the function would add to it
-        changed = pending_count() != self._seen
+        changed = pending_count() != self.seen
         if changed:
             self.holders.settle()
         if self.holders.is_lost or not self.recipe.is_complete():
             return False
         if changed:
             compute_readers(self.capture.written, self._clean)
-            self._seen = pending_count()
-            arguments.locate()
+            self.seen = pending_count()
         return True
+
+    def allow_quick(self) -> None:
+        """Let calls be replayed by native code, if nothing is out of the way.
+
+        That is: kernels of the host, and results that are all new, of known sizes; no arguments are
+        written or given away, no gradients left at tensors.
+        """
+        capture, recipe = self.capture, self.recipe
+        gradients = self.kept or self.lost or self.emptied
+        plain = recipe.plain() if isinstance(recipe, Recipe) else None
+        if plain is None or gradients or capture.written_params or capture.spent or capture.placed:
+            return
+        self.quick = capture.quick(self, *plain)
 
     def replay(self, arguments: Arguments, numbers: dict[str, float]) -> Any:
         """Run it again; the result."""
@@ -383,9 +406,13 @@ class CapturedStep:
 
     def result(self, made: Run) -> Any:
         """The result of a call."""
-        if self.template is HERE:
+        if self.is_single:
             return made.tensors[0]
         if self._is_flat:
             return type(self.template)(made.tensors)
-        rest = iter(made.tensors)
+        return self.filled(made.tensors)
+
+    def filled(self, tensors: Sequence[Tensor]) -> Any:
+        """The result with these tensors."""
+        rest = iter(tensors)
         return map_leaves(self.template, lambda leaf: next(rest) if leaf is HERE else leaf)

@@ -12,7 +12,6 @@ import dataclasses
 import dis
 import enum
 import inspect
-import threading
 import types
 import weakref
 from collections.abc import Callable, Sequence
@@ -20,6 +19,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from tiny._core.settings import watch
+from tiny._core.signature import CallReader, Parts, Surroundings, register
 from tiny.dtype import DType, dtypes
 from tiny.helpers import (
     DEFAULT_FLOAT,
@@ -32,7 +33,6 @@ from tiny.helpers import (
     TC_OPT,
     TC_SELECT,
     TRAINING,
-    ContextVar,
 )
 from tiny.tensor import Tensor
 from tiny.uop.ops import Ops, UOp, VarArg
@@ -67,21 +67,11 @@ _SETTINGS = (
     TC_SELECT,
     NO_MEMORY_PLANNER,
 )
-_last_read = threading.local()  # their values in each thread, as of which number of changes
+watch(_SETTINGS)
 
 _EXACT = frozenset({bool, int, str, bytes, type(None), type(...)})  # equal means the same
 _LOOK_UPS = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS")
 PLAIN = (bool, int, float, complex, str, bytes, enum.Enum, np.generic, DType, type(None))
-
-
-def _settings() -> tuple[Any, ...]:
-    """The values of the context variables that a signature has."""
-    changes = ContextVar.changes
-    if getattr(_last_read, "changes", -1) != changes:
-        _last_read.values = tuple([setting.value for setting in _SETTINGS])
-        _last_read.changes = changes
-    values: tuple[Any, ...] = _last_read.values
-    return values
 
 
 # ---------------------------------------------------------------- structures
@@ -169,86 +159,29 @@ def number_variable(k: int, value: float) -> UOp:
     return UOp(Ops.BIND, dtype, (variable, UOp.const(value, dtype)))
 
 
-class _Parts:
-    """The parts of one call as they are found; `paths`, if wanted, says where each comes from."""
+def _weak_number(x: Tensor, weak: int) -> tuple[Any, str | None, float] | None:
+    """A tensor that is a Python number: its part, and as which input its value is given.
 
-    def __init__(self, parts: list[Any], paths: list[str] | None = None) -> None:
-        self.parts = parts
-        self.paths = paths
-        self.tensors: list[Tensor] = []
-        self.numbers: dict[str, float] = {}
-        self.weak = 0  # tensors that are Python numbers
+    None if it is no such tensor; no name if its value is no input.
+    """
+    if not is_number(x):
+        return None
+    if not is_input(x):
+        return (Tensor, x.uop.arg), None, 0
+    return (Tensor, x.dtype), number_name(weak), x.uop.arg
 
-    def read(self, x: Any, path: str = "") -> None:
-        """Take an argument apart: its structure and plain values are parts."""
-        kind = type(x)
-        if kind in _EXACT:
-            part: Any = (kind, x)
-        elif isinstance(x, Tensor):
-            part = self._tensor(x)
-        elif isinstance(x, list | tuple | dict) or is_dataclass(x):
-            self._container(x, kind, path)
-            return
-        elif isinstance(x, UOp):
-            part = self._expression(x)
-        else:
-            part = plain(x, path)
-        self.parts.append(part)
-        if self.paths is not None:
-            self.paths.append(path)
 
-    def _tensor(self, x: Tensor) -> Any:
-        shape, dtype = x.shape, x.dtype
-        if dtype.kind == "w" and is_number(x):
-            if not is_input(x):
-                return Tensor, x.uop.arg
-            self.numbers[number_name(self.weak)] = x.uop.arg
-            self.weak += 1
-            return Tensor, dtype
-        if 0 not in shape:
-            self.tensors.append(x)
-        for size in shape:
-            if type(size) is not int:
-                shape = tuple([s if type(s) is int else self._expression(s) for s in shape])
-                break
-        wants = x.requires_grad
-        # the function would add to a gradient that is there
-        return Tensor, shape, dtype, x.device, wants, wants is True and x.grad is not None
-
-    def _container(self, x: Any, kind: type, path: str) -> None:
-        items: Sequence[Any]
-        if isinstance(x, dict):
-            items, names = tuple(x.values()), tuple(x)
-            if not all(type(name) is str for name in names):
-                names = tuple([plain(name, path) for name in names])
-            part: Any = (kind, names)  # in this order: the function can see it
-        elif isinstance(x, list | tuple):
-            items, part = x, (kind, len(x))
-        else:
-            items, part = [getattr(x, field.name) for field in dataclasses.fields(x)], kind
-        self.parts.append(part)
-        if self.paths is None:
-            for item in items:
-                if type(item) is Tensor:
-                    self.parts.append(self._tensor(item))
-                else:
-                    self.read(item)
-            return
-        self.paths.append(path)
-        for step, item in _children(x) or ():
-            self.read(item, path + step)
-
-    def _expression(self, x: UOp) -> UOp:
-        """An expression of Variables, whose values are inputs, without these."""
-        bare, values = x.unbind_all()
-        for variable, value in values.items():
-            before = self.numbers.setdefault(variable.arg.name, value)
-            if before != value:
-                raise ValueError(
-                    f"TinyJit: the variable {variable.arg.name!r} is given as {before} and as "
-                    f"{value}; bind it once"
-                )
-        return bare
+def _expression(x: UOp, numbers: dict[str, float]) -> UOp:
+    """An expression of Variables, whose values are inputs, without these."""
+    bare, values = x.unbind_all()
+    for variable, value in values.items():
+        before = numbers.setdefault(variable.arg.name, value)
+        if before != value:
+            raise ValueError(
+                f"TinyJit: the variable {variable.arg.name!r} is given as {before} and as "
+                f"{value}; bind it once"
+            )
+    return bare
 
 
 def plain(x: Any, path: str = "") -> Any:
@@ -284,7 +217,7 @@ def plain(x: Any, path: str = "") -> Any:
 # ---------------------------------------------------------------- what the code names
 
 
-class _Surroundings:
+class _Surroundings(Surroundings):
     """The plain values and the tensors that a function's own code names.
 
     They are in closure cells and globals.
@@ -293,28 +226,17 @@ class _Surroundings:
     def __init__(self, function: Callable[..., Any]) -> None:
         function = own_code(function)
         code = getattr(function, "__code__", None)
-        self._globals: dict[str, Any] = getattr(function, "__globals__", {})
         cells = getattr(function, "__closure__", None) or ()
-        self._cells = list(zip(code.co_freevars, cells, strict=True)) if code else []
-        self._names = sorted(_global_names(code)) if code else []
-
-    def read(self, parts: list[Any], paths: list[str] | None = None) -> None:
-        """Add those there are now to the parts of a signature."""
-        for name, cell in self._cells:
-            try:
-                value = cell.cell_contents
-            except ValueError:  # not filled yet
-                continue
-            _read_surrounding(name, value, parts)
-        for name in self._names:
-            _read_surrounding(name, self._globals.get(name), parts)
-        if paths is not None:
-            paths += [part[0] for part in parts[len(paths) :]]
+        super().__init__(
+            list(zip(code.co_freevars, cells, strict=True)) if code else [],
+            sorted(_global_names(code)) if code else [],
+            getattr(function, "__globals__", {}),
+        )
 
     def tensors(self) -> list[tuple[str, Tensor]]:
         """The tensors there are now, by name, those in containers and in attributes too."""
-        named = [(name, self._globals.get(name)) for name in self._names]
-        for name, cell in self._cells:
+        named = [(name, self.globals.get(name)) for name in self.names]
+        for name, cell in self.cells:
             with contextlib.suppress(ValueError):  # not filled yet
                 named.append((name, cell.cell_contents))
         found = []
@@ -345,18 +267,19 @@ def own_code(function: Callable[..., Any]) -> Any:
     return found
 
 
-def _read_surrounding(name: str, value: Any, parts: list[Any]) -> None:
-    kind = type(value)
-    if kind in _EXACT:
-        parts.append((name, kind, value))
-    elif isinstance(value, Tensor):  # which one; its death is noticed
-        parts.append((name, id(value)))
-    elif isinstance(value, PLAIN) or _is_plain_tuple(value):
-        parts.append((name, *plain(value)))
-
-
 def _is_plain_tuple(x: Any) -> bool:
     return type(x) is tuple and all(isinstance(v, PLAIN) or _is_plain_tuple(v) for v in x)
+
+
+register(
+    Tensor,
+    _weak_number,
+    _expression,
+    plain,
+    PLAIN,
+    _is_plain_tuple,
+    lambda x: [(field.name, getattr(x, field.name)) for field in dataclasses.fields(x)],
+)
 
 
 def _global_names(code: types.CodeType) -> set[str]:
@@ -399,7 +322,7 @@ class _Default(NamedTuple):
 Layout = list[tuple[str, int | str | _Default]]
 
 
-class Reader:
+class Reader(CallReader):
     """Reads calls of one function.
 
     `skip` positional parameters are bound already. `donate` are names or numbers (after those) of
@@ -410,9 +333,9 @@ class Reader:
         self, function: Callable[..., Any], skip: int = 0, donate: Sequence[str | int] = ()
     ) -> None:
         self._function, self._skip = function, skip
-        self._donate = _names_of(function, skip, donate) if donate else frozenset()
-        self._surroundings = _Surroundings(function)
-        self._layouts: dict[tuple[int, tuple[str, ...]], Layout] = {}
+        self.donate = _names_of(function, skip, donate) if donate else frozenset()
+        self.surroundings = _Surroundings(function)
+        self.layouts: dict[tuple[int, tuple[str, ...]], Layout] = {}
 
     def read(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], paths: list[str] | None = None
@@ -429,48 +352,31 @@ class Reader:
             raise
 
     def _read(self, args: tuple[Any, ...], kwargs: dict[str, Any], paths: list[str] | None) -> Call:
-        found = _Parts([_settings()], paths)
-        if paths is not None:
-            paths.append("settings")
-        self._surroundings.read(found.parts, paths)
-        donated: list[int] = []
-        for name, source in self.layout(args, kwargs):
-            count = len(found.tensors)
-            if type(source) is int:
-                found.read(args[source], name)
-            elif type(source) is str:
-                found.read(kwargs[source], name)
-            else:
-                assert isinstance(source, _Default)
-                found.parts.append(source.part)
-                if paths is not None:
-                    paths.append(name)
-            if self._donate and _base_name(name) in self._donate:
-                donated += range(count, len(found.tensors))
-        return Call(found.parts, found.tensors, found.numbers, donated)
+        found = self.take_apart(args, kwargs, self.layout(args, kwargs), paths)
+        return Call(found.parts, found.tensors, found.numbers, found.donated)
 
     def donated(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
         """The tensors of a call that are given away."""
-        if not self._donate:
+        if not self.donate:
             return []
         return [
             x
             for name, source in self.layout(args, kwargs)
-            if _base_name(name) in self._donate and isinstance(source, int | str)
+            if _base_name(name) in self.donate and isinstance(source, int | str)
             for _, x in leaves(args[source] if isinstance(source, int) else kwargs[source])
             if isinstance(x, Tensor) and not is_number(x)
         ]
 
     def named_tensors(self) -> list[tuple[str, Tensor]]:
         """The tensors that the function's own code leads to, as far as names go."""
-        return self._surroundings.tensors()
+        return self.surroundings.tensors()
 
     def layout(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Layout:
         """How arguments of that many positions and these names meet the parameters."""
         shape = len(args), tuple(kwargs)
-        found = self._layouts.get(shape)
+        found = self.layouts.get(shape)
         if found is None:
-            found = self._layouts[shape] = self._new_layout(*shape)
+            found = self.layouts[shape] = self._new_layout(*shape)
         return found
 
     def _new_layout(self, count: int, names: tuple[str, ...]) -> Layout:
@@ -538,7 +444,7 @@ def _default_of(value: Any) -> _Default:
     if type(value) in _EXACT:
         return _Default((type(value), value))
     if isinstance(value, PLAIN) or _is_plain_tuple(value):
-        parts = _Parts([])
+        parts = Parts([])
         parts.read(value)
         return _Default(parts.parts[0] if len(parts.parts) == 1 else ("default", *parts.parts))
     return _Default("default")
@@ -566,9 +472,11 @@ def difference(old: Sequence[Any], new: Sequence[Any], paths: Sequence[str]) -> 
         path = paths[k] if k < len(paths) else ""
         if path == "settings":
             at = next(
-                i for i, pair in enumerate(zip(before, now, strict=True)) if pair[0] != pair[1]
+                i
+                for i, pair in enumerate(zip(before.values, now.values, strict=True))
+                if pair[0] != pair[1]
             )
-            return f"{_SETTINGS[at].key} was {before[at]!r}, then {now[at]!r}"
+            return f"{_SETTINGS[at].key} was {before.values[at]!r}, then {now.values[at]!r}"
         return f"{path or 'which tensors are one'} was {_part_text(before)}, then {_part_text(now)}"
     return f"{len(old)} parts, then {len(new)}"
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from tiny._core.launch import HostMemory
+from tiny._core.memory import HostMemory
 from tiny.codegen.program import LinearProgram, ProgramParam
 from tiny.device import Compiled, Compiler, HostAllocator
 from tiny.dtype import DType, _to_np_dtype, dtypes
