@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 from tiny.codegen.opt.constants import Costs, costs_of
@@ -36,6 +37,7 @@ WINDOW = 9  # steps of a reduction, up to which all are unrolled
 SHUFFLED_ROWS = 6  # registers for those
 MASKS = 7  # registers for conditions
 LINE = 64  # bytes
+PAGE = 4096  # bytes
 WAY = 4096  # bytes of the sets of L1, each with a line
 
 
@@ -112,6 +114,27 @@ class NestCost:
                 found = self._needed[key] = x.needed(self.sizes, key[1])
             part *= found
         return part
+
+    @cached_property
+    def beside(self) -> int:
+        """The output axes along which neighbours need different steps."""
+        return sum({1 << x.output for x in self.idle})
+
+    def are_apart(self, tile: Tile) -> bool:
+        """Whether rows of a sum with idle steps are such that all need the same steps.
+
+        They lie further from each other than those which share what is beside them.
+        """
+        return bool(self.beside) and any(not self.beside >> k & 1 for k, _ in tile.rows)
+
+    def jumps_pages(self, access: Access, tile: Tile) -> bool:
+        """Whether rows that are apart are each read from page to page, if they are not packed."""
+        rows = [k for k, _ in tile.rows if access.mask >> k & 1 and not self.beside >> k & 1]
+        has_lanes = tile.lane >= 0 and access.mask >> tile.lane & 1
+        if not (rows and access.mask & self.beside) or has_lanes:
+            return False
+        steps = [access.strides.get(k, 0) or 0 for k, _ in self.loops if self.nest.own >> k & 1]
+        return max(map(abs, steps), default=0) * access.itemsize >= PAGE
 
     @property
     def is_bound_by_memory(self) -> bool:

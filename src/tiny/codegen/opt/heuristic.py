@@ -295,7 +295,7 @@ class _Choice:
             _split(trial, tile)
             self.unroll(trial, nest)
             loops = Loops(trial, nest, cost, tile, self.sizes, beside)
-            apart = self.costs.apart if self.known.are_apart(nest, tile) else 1.0
+            apart = self.costs.apart if cost.are_apart(tile) else 1.0
             for plan in loops.plans(apart * seconds[tile]):
                 # of those that are about alike the first: whole batches go to threads
                 if best is None or plan.cost < ALIKE * best[1].cost:

@@ -137,10 +137,10 @@ class Loops:
         staged: list[tuple[int, int | None]] = []
         operands: list[Operand] = []
         for load in nest.loads:
-            at = None
-            if self.cost.is_packed(load, tile.lane):
+            at, is_needed = None, self.cost.jumps_pages(load, tile)
+            if is_needed or self.cost.is_packed(load, tile.lane):
                 at, price = self.place(load, levels)
-                cost += price
+                cost += math.inf if is_needed and at is None else price
                 if at is not None:
                     staged.append((load.number, None if at < 0 else entries[at]))
             has_lanes = tile.lane >= 0 and load.mask >> tile.lane & 1

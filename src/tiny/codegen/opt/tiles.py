@@ -25,6 +25,8 @@ CLOSER = 3  # axes for lanes that are looked at closer
 WIDTHS = 2  # of lanes that tell which axes to look at
 WIDER = 4  # of those that are looked at then
 PARTS = (2, 3, 4, 5, 7)  # of the rows along one axis, so that others go along another
+MANY_ROWS = 8
+WORTH_APART = 1.03  # times the steps that so many rows beside each other run, before others may pay
 SHARED_ROWS = (1, 2, 4, 6, 8, 12)  # that all nests of a kernel may have
 TRANSPOSED_ROWS = 16  # that are loaded as vectors, and transposed in registers
 
@@ -115,7 +117,7 @@ class Tiles:
 
         def consider(tile: Tile) -> None:
             tile = self.priced(nest, tile)
-            key = tile.lane, self.are_apart(nest, tile)
+            key = tile.lane, self.costs[nest].are_apart(tile)
             if key not in best or tile.cost < best[key].cost:
                 best[key] = tile
 
@@ -124,7 +126,7 @@ class Tiles:
             row = tile.rows[0][0] if tile.rows else -1
             mine = seen.setdefault(tile.lane, set())
             # for the most promising axis two kinds of rows, for others one
-            is_apart = len(seen) == 1 and self.are_apart(nest, tile)
+            is_apart = len(seen) == 1 and self.costs[nest].are_apart(tile)
             if row in mine or len(seen) > CLOSER:
                 continue
             if len(mine) > (len(seen) == 1) and not is_apart:
@@ -162,14 +164,6 @@ class Tiles:
                         for b in self.row_counts(nest, kernel, one, second)[:1]:
                             consider(wide._replace(rows=((row, a), (second, b))))
         return sorted(best.values(), key=_by_cost)
-
-    def are_apart(self, nest: Nest, tile: Tile) -> bool:
-        """Whether rows of a sum with idle steps are such that all need the same steps.
-
-        They lie further from each other than those which share what is beside it.
-        """
-        beside = sum({1 << x.output for x in self.costs[nest].idle})
-        return bool(beside) and any(not beside >> k & 1 for k, _ in tile.rows)
 
     def lanes_for(
         self, nest: Nest, kernel: SplitKernel, rows: tuple[tuple[int, int], ...]
@@ -271,14 +265,15 @@ class Tiles:
                 if shared and self.sizes[k] > 1:
                     alike.setdefault(shared, []).append(k)
             found = []
-            conditions = sum({1 << x.output for x in self.costs[nest].idle})
+            cost, beside = self.costs[nest], self.costs[nest].beside
             for axes in alike.values():
                 axes.sort(key=lambda k: sum(abs(x.strides.get(k, 0) or 0) for x in nest.loads))
                 most = 2 if math.prod(self.sizes[k] for k in axes[:2]) >= ROWS else 3
                 found += axes[:most]
-                if any(conditions >> k & 1 for k in axes[:most]):
+                near = [(k, min(MANY_ROWS, self.sizes[k])) for k in axes[:most] if beside >> k & 1]
+                if near and cost.needed(near) > WORTH_APART * cost.needed(()):
                     # and one whose neighbours all need the same steps
-                    found += [k for k in axes[most:] if not conditions >> k & 1][:1]
+                    found += [k for k in axes[most:] if not beside >> k & 1][:1]
             return found
         stores = [s for s in nest.stores if s.number < 0]
         return [
