@@ -8,6 +8,7 @@ from operator import attrgetter
 
 from tiny.codegen.opt.columns import column_opts
 from tiny.codegen.opt.cost import LINE, REUSE, Tile, registers_of
+from tiny.codegen.opt.lodging import find_lodging
 from tiny.codegen.opt.loops import Loops, Plan, shares_evenly
 from tiny.codegen.opt.nests import Access, Nest, axes_of
 from tiny.codegen.opt.opts import Opt, OptOps
@@ -388,6 +389,9 @@ class _Choice:
         if seconds > SHARED * total / self.costs.bytes_per_second:
             return
         if 4 * read_bytes < stored_bytes:
+            return
+        # rows that lodge where they are stored are in a cache by then
+        if find_lodging(kernel.ast, {a.range for a in kernel.axes if a.step == 1}):
             return
         for number, store in enumerate(main.stores):
             near = [k for k in axes_of(store.mask) if store.strides.get(k) == 1]

@@ -103,7 +103,7 @@ class Boxes:
         """The STAGE that fills memory over its own leaves."""
         address = UOp(Ops.INDEX, memory.dtype, (memory, *at))
         store = UOp(Ops.STORE, dtypes.void, (address, value))
-        arg = StageArg(memory.arg.shared, memory.arg.shape)
+        arg = StageArg(memory.op is Ops.DEFINE_LOCAL and memory.arg.shared, memory.arg.shape)
         return UOp(Ops.STAGE, memory.dtype, (store, *own), arg)
 
     def packed(self, node: UOp, axis: int | None, made: Prologue) -> UOp:

@@ -19,6 +19,7 @@ from tiny.codegen.lower.tiled import Head, Loop, TiledAxis, TiledKernel
 from tiny.codegen.opt.axes import Axis, Part, Split, copies_of
 from tiny.codegen.opt.epilogues import rolled_epilogue, unit_epilogue
 from tiny.codegen.opt.idle import find_needs
+from tiny.codegen.opt.lodging import Lodging, find_lodging
 from tiny.codegen.opt.opts import KernelOptError
 from tiny.codegen.opt.packing import ALIGNMENT, Boxes
 from tiny.codegen.opt.prologues import Prologue, function_of
@@ -57,6 +58,7 @@ class Tiling(Boxes):
     ) -> None:
         super().__init__(ast, split, kept, target, unit)
         self.heads = self.find_heads(streamed)
+        self.lodged = None if is_in_place or streamed else self.find_lodged()
         self.masks, self.staged = masks, staged
         self.is_in_place, self.prologues = is_in_place, prologues
         self.values: dict[UOp, UOp] = {}  # each range as an expression of its leaves
@@ -88,6 +90,19 @@ class Tiling(Boxes):
                 found.setdefault(along[0], index)
         return found
 
+    def find_lodged(self) -> Lodging | None:
+        """The STAGE that is kept where results will be: all is done with a row, then the next."""
+        axes, order = self.split.axes, self.split.order
+        plain = {a.range for a in axes if a.step == 1 and a.blocks_of < 0}
+        found = find_lodging(self.ast, plain)
+        if found is None:
+            return None
+        rows = set(found.address.src[1:-1])
+        last = max(k for k, e in enumerate(order) if axes[e].range in rows)
+        first = min(k for k, e in enumerate(order) if axes[e].range is found.along)
+        is_shared = any(a.is_thread for a in axes if a.range is found.along)
+        return found if last < first and not is_shared else None
+
     def head(self, number: int) -> Head:
         """Where in a line the rows along an axis begin, as loops around it determine it."""
         index = self.heads[number]
@@ -110,6 +125,8 @@ class Tiling(Boxes):
         copies = copies_of(axis, self.split.vector_lanes[number])
         lanes = axis.step // copies
         shifts = not axis.is_reduce and not self.is_in_place
+        if self.lodged is not None and self.lodged.along is axis.range:
+            shifts = False  # what is stored takes the place of what it is made of
         if isinstance(size, UOp):
             shifts = shifts and size.vmin >= (axis.block or axis.step)
         kind = AxisType.REDUCE if axis.is_reduce else AxisType.LOOP
@@ -253,12 +270,23 @@ class Tiling(Boxes):
 
     def stage(self, node: UOp, value: UOp) -> UOp:
         """A STAGE of the kernel: for each tile and lane of the axes around it one of its own."""
+        if self.lodged is not None and self.lodged.stage is node:
+            return self.lodge(node, value, self.lodged)
         tiles, lanes = self.inner_leaves(self.masks[node])
         shape = [*_sizes(tiles), *node.arg.shape, *_sizes(lanes)]
         memory = self.memory(shape, node.dtype, node.arg.shared or not self.masks[node])
         at = [*tiles, *[self.values[r] for r in node.src[1:]], *lanes]
         self.around[node] = tuple(tiles), tuple(lanes)
         return self.filled(memory, at, value, [p for r in node.src[1:] for p in self.leaves[r]])
+
+    def lodge(self, node: UOp, value: UOp, lodging: Lodging) -> UOp:
+        """A STAGE in the memory where what is made of it will be."""
+        memory, *at = lodging.address.src
+        place = at.index(lodging.along)
+        places = [self.values[r] for r in at]
+        self.around[node] = tuple(places[:place]), tuple(places[place + 1 :])
+        places[place] = self.values[node.src[1]]
+        return self.filled(memory, places, value, self.leaves[node.src[1]])
 
     # ------------------------------------------------------------ sums
 
