@@ -253,6 +253,12 @@ def test_a_transposed_copy_goes_through_registers_block_by_block():
     assert {o.axis for o in found[BLOCK]} == {0, 1}
 
 
+def test_rows_of_a_table_are_copied_one_by_one():
+    found = chosen(rows_of_table(50_000, 4096, 768))
+    assert [o.axis for o in found[VEC]] == [1]
+    assert not found[UPCAST] and not found[BLOCK]
+
+
 # ---------------------------------------------------------------- values
 
 SHAPES = [(1, 1, 1), (3, 5, 7), (17, 33, 65), (1, 257, 300), (130, 10, 97), (16, 16, 40000)]
@@ -343,6 +349,14 @@ def filled(rows: int, columns: int) -> UOp:
     return sink(param(0, rows, columns).index(i, j).store(value))
 
 
+def rows_of_table(words: int, count: int, columns: int) -> UOp:
+    """Rows at places that are read."""
+    i, j = out(count, 0), out(columns, 1)
+    place = param(2, count, dtype=dtypes.int32).index(i).cast(dtypes.index)
+    value = param(1, words, columns).index(place, j)
+    return sink(param(0, count, columns).index(i, j).store(value))
+
+
 SMALL_CACHE = replace(WIDE, llc_bytes=1 << 20)
 
 
@@ -359,6 +373,8 @@ SMALL_CACHE = replace(WIDE, llc_bytes=1 << 20)
         (filled(512, 512), SMALL_CACHE, False),  # whole lines are written without reading them
         (copy_of_columns(512, 512), SMALL_CACHE, True),
         (copy_of_columns(512, 512), replace(SMALL_CACHE, vector_bytes=32), False),  # half lines
+        (rows_of_table(50_000, 512, 512), SMALL_CACHE, True),
+        (rows_of_table(50_000, 512, 512), replace(WIDE, llc_bytes=2 << 20), False),
         (product(512, 512, 512), SMALL_CACHE, False),
         (product(4096, 4096, 2), SMALL_CACHE, False),
     ],

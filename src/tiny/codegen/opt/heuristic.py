@@ -17,7 +17,7 @@ from tiny.codegen.opt.splits import SplitKernel
 from tiny.codegen.opt.streams import find_stream, plan_stream
 from tiny.codegen.opt.tiles import TRANSPOSED_ROWS, Tiles
 from tiny.helpers import TC, TC_OPT, TC_SELECT
-from tiny.uop.ops import Ops
+from tiny.uop.ops import Ops, UOp
 
 __all__ = ["choose_opts", "opts_beside_unit", "with_chosen_opts"]
 
@@ -378,8 +378,14 @@ class _Choice:
         """
         kernel, main = self.kernel, self.nests[-1]
         read = {n.src[0] for n in kernel.loads if n.src[0].op is Ops.PARAM}
+        sizes = {p: math.prod(p.arg.shape) for p in (*read, *kernel.written)}
+        looked_up: dict[UOp, int] = {}  # of tables no more than that is read
+        for x in [x for nest in self.nests for x in nest.loads if x.number >= 0]:
+            memory = kernel.loads[x.number].src[0]
+            points = math.prod([self.sizes[k] for k in axes_of(x.mask)])
+            looked_up[memory] = max(points, looked_up.get(memory, 0))
         read_bytes, stored_bytes = (
-            sum(math.prod(p.arg.shape) * p.dtype.itemsize for p in memory)
+            sum(min(sizes[p], looked_up.get(p, sizes[p])) * p.dtype.itemsize for p in memory)
             for memory in (read, kernel.written - read)
         )
         total = read_bytes + stored_bytes
