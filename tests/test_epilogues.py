@@ -195,3 +195,11 @@ def test_a_rolled_epilogue_stands_in_the_program_once():
     short = lowered(gelu_of_matmul(512, is_long=False), CPU.target, opts)
     long = lowered(gelu_of_matmul(512, is_long=True), CPU.target, opts)
     assert len(long.uops) < 3 * len(short.uops)  # twelve vectors of 60 operations would be more
+
+
+def test_sums_carried_in_memory_are_stored_across_in_a_loop():
+    """As gradients of weights are, whose sums go on from image to image."""
+    carried = [Opt(VEC, 0, 32), Opt(UPCAST, 1, 12), Opt(BLOCK, 2, 512), Opt(SWAP, 0, 3)]
+    ast = gelu_of_matmul(1024, is_long=False)
+    program = lowered(ast, CPU.target, carried)
+    assert sum(u.op is Ops.STORE for u in program.uops) < 32 * 12 // 2  # one by one: more

@@ -192,8 +192,8 @@ def _epilogue(t: Tiling) -> tuple[dict[UOp, None], list[UOp]] | None:
     while stack:
         node = stack.pop()
         if node.op is Ops.REDUCE:
-            if t.masks[node] not in masks or t.new[node].op is not Ops.REDUCE:
-                return None  # of a row, or in memory already
+            if t.masks[node] not in masks:
+                return None  # of a row
             sums[node] = None
         elif node not in nodes:
             if node.op is Ops.STAGE or node in t.staged:
