@@ -368,8 +368,8 @@ SMALL_CACHE = replace(WIDE, llc_bytes=1 << 20)
         (sum_of_two(512, 512), replace(WIDE, llc_bytes=1 << 22), False),  # fits
         (sum_of_two(512, 512), replace(WIDE, llc_bytes=3 << 20), False),  # so as well
         (sum_of_two(512, 512, in_place=True), SMALL_CACHE, False),
-        (sum_of_two(512, 513), SMALL_CACHE, True),  # rows that begin anywhere in a line
-        (sum_of_two(512, 331), SMALL_CACHE, False),  # too short for that: their ends count
+        (sum_of_two(16, 16391), SMALL_CACHE, True),  # rows that begin anywhere in a line
+        (sum_of_two(512, 513), SMALL_CACHE, False),  # too short for that: their ends count
         (filled(512, 512), SMALL_CACHE, False),  # whole lines are written without reading them
         (copy_of_columns(512, 512), SMALL_CACHE, True),
         (copy_of_columns(512, 512), replace(SMALL_CACHE, vector_bytes=32), False),  # half lines

@@ -30,7 +30,9 @@ COPIED_BLOCK = 64  # elements each way, of a copy that transposes: lines of both
 NEARLY = 1.5  # times the cost of the best tile, up to which others are planned as well
 ALIKE = 0.999  # times the cost of a plan, that another has to be below
 MOST_PLANNED = 3
-LONG_ROW = 8  # times what an iteration stores, of a row both ends of which are no whole lines
+# Bytes of a row both ends of which are no whole lines: to store to one that has just gone past the
+# caches takes half a microsecond, as long as 10 KB.
+LONG_ROW = 1 << 16
 SHARED = 2  # threads at least share the arithmetic of much memory, which is not faster for them
 PHASES = 3  # times the work that is worth threads, which wait for each other between phases
 SPLIT_PARTS = 32  # that such a sum is split into, at most
@@ -407,7 +409,7 @@ class _Choice:
             # whole lines, each in one go; of rows that begin anywhere in a line all but their ends
             line, lane = LINE // store.itemsize, kernel.axes[near[0]]
             is_even = not any(s % line for s in others if s is not None)
-            is_long = lane.size is not None and lane.size >= LONG_ROW * lane.step
+            is_long = lane.size is not None and lane.size * store.itemsize >= LONG_ROW
             if lane.step % line == 0 and (is_even or (is_long and not lane.block)):
                 kernel.try_opt(Opt(OptOps.STREAM, number))
 
