@@ -291,6 +291,18 @@ def test_a_replay_knows_which_kernels_are_parallel(kernel):
     assert [len(parts_of(m)) for m in memory] == [4, 1]
 
 
+@openmp
+@pytest.mark.parametrize("count, parts", [(1, 1), (3, 1), (4, 4), (9, 4)])
+def test_small_kernels_start_threads_if_they_are_worth_it_together(kernel, count, parts):
+    small = kernel("parts", count=100, worth=0.25)
+    memory = tuple([memory_of(np.zeros(100)) for _ in range(count)])
+    with Context(NUM_CPU_THREADS=4):
+        small((memory[0], memory[0]))
+        assert len(parts_of(memory[0])) == 1
+        HostReplay([(small, (k, k), ()) for k in range(count)], count)(memory)
+    assert [len(parts_of(m)) for m in memory] == [parts] * count
+
+
 @pytest.mark.parametrize("count", COUNTS)
 def test_results_do_not_depend_on_the_number_of_threads(kernel, count):
     rng = np.random.default_rng(count)
@@ -644,10 +656,13 @@ def test_the_device_loads_a_function_for_each_phase():
     loaded = cpu.load("two", binary, program(0, 0))
     assert [count for _, count in loaded.phases] == [64, 64]
     assert (loaded.scratch_nbytes, loaded.shared_nbytes) == (100, 512)
-    # 10 µs of work in one thread are worth others
-    assert not loaded.parallel
-    assert not cpu.load("two", binary, program(500_000, 90_000)).parallel
-    assert cpu.load("two", binary, program(500_000, 110_000)).parallel
+    # 10 µs of work in one thread are worth others; 2 are shared with those that are there
+    assert not loaded.parallel and not loaded.worth
+    assert not cpu.load("two", binary, program(100_000, 18_000)).parallel
+    small = cpu.load("two", binary, program(100_000, 22_000))
+    assert small.parallel and small.worth < 1
+    assert cpu.load("two", binary, program(500_000, 90_000)).worth < 1
+    assert cpu.load("two", binary, program(500_000, 110_000)).worth > 1
     x = np.arange(64)
     to = memory_of(np.zeros(64))
     called = HostKernel("two", loaded.phases, 2, b"i", loaded, shared_nbytes=512)

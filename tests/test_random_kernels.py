@@ -196,7 +196,8 @@ def drawn_test(count: int, part: int, run: Callable[..., None], **given_: Any) -
 
 @pytest.mark.parametrize("part", range(4))
 def test_the_cpu_computes_random_kernels_under_random_opts(part, monkeypatch):
-    monkeypatch.setattr(tiny.runtime.cpu, "WORTH_THREADS", -1.0)  # small ones as well
+    for name in ("WORTH_THREADS", "WORTH_MEETING"):  # small ones as well
+        monkeypatch.setattr(tiny.runtime.cpu, name, 1e-30)
     seen: Counter[str] = Counter()
 
     def run(drawn: Drawn, dev: str, chosen: int) -> None:

@@ -392,7 +392,8 @@ cdef class HostKernel:
     one that is only read; without it all are written. `code` is what keeps the machine code
     loaded; it is let go of with the kernel. Each thread gets `scratch_nbytes` of memory of its own
     and all together `shared_nbytes`, aligned to 64 bytes, with anything in it. If not `parallel`,
-    one thread does all the steps. Several threads may call it at once. A call returns when all is
+    one thread does all the steps. Threads are started for kernels that are `worth` 1 together, or
+    more. Several threads may call it at once. A call returns when all is
     done. TypeError if the arguments are not as declared.
     """
 
@@ -403,6 +404,7 @@ cdef class HostKernel:
     cdef readonly size_t scratch_nbytes
     cdef readonly size_t shared_nbytes
     cdef readonly bint parallel
+    cdef readonly double worth
     cdef readonly bytes written
     cdef object code
     cdef _Phase *c_phases
@@ -412,7 +414,7 @@ cdef class HostKernel:
     def __cinit__(
         self, str name, tuple phases, Py_ssize_t buffers, bytes kinds, object code,
         Py_ssize_t scratch_nbytes=0, Py_ssize_t shared_nbytes=0, bint parallel=True,
-        bytes written=None,
+        bytes written=None, double worth=1,
     ):
         if kinds.strip(b"ifd"):
             raise ValueError(f"kinds of variables are i, f and d, got {kinds!r}")
@@ -423,7 +425,7 @@ cdef class HostKernel:
             )
         self.name, self.phases, self.buffers, self.kinds = name, phases, buffers, kinds
         self.scratch_nbytes, self.shared_nbytes = scratch_nbytes, shared_nbytes
-        self.parallel, self.code = parallel, code
+        self.parallel, self.code, self.worth = parallel, code, worth
         self.written = b"\1" * buffers if written is None else written
         if len(self.written) != buffers:
             raise ValueError(
@@ -470,7 +472,7 @@ cdef class HostKernel:
                     (<HostMemory>buffers[i]).changed()
             for i in range(m):
                 _convert(<_Slot *>&table[n + i], kinds[i], variables[i])
-            _run(&call, self.widest, self.scratch_nbytes, self.shared_nbytes)
+            _run(&call, self.widest if self.worth >= 1 else 1, self.scratch_nbytes, self.shared_nbytes)
             for i in range(n):
                 if written[i]:
                     (<HostMemory>buffers[i]).changed()
@@ -535,6 +537,7 @@ cdef class HostReplay:
     cdef char *c_changed         # whether any step does
     cdef char *c_kinds           # of each variable; 0 if no step uses it
     cdef int64_t widest
+    cdef double worth            # of its kernels together
     cdef size_t scratch_nbytes
     cdef size_t shared_nbytes
 
@@ -569,6 +572,8 @@ cdef class HostReplay:
                 self._add_kernel(number, what, its_slots, numbers)
             else:
                 self._add_copy(number, what, its_slots)
+        if self.worth < 1:
+            self.widest = 1
 
     def __dealloc__(self):
         free(self.c_steps)
@@ -613,6 +618,7 @@ cdef class HostReplay:
         self.c_steps[number] = kernel.step
         self.c_steps[number].first = first
         self.widest = max(self.widest, kernel.widest)
+        self.worth += kernel.worth if kernel.parallel else 0
         self.scratch_nbytes = max(self.scratch_nbytes, kernel.scratch_nbytes)
         self.shared_nbytes = max(self.shared_nbytes, kernel.shared_nbytes)
         for k, variable in enumerate(numbers):

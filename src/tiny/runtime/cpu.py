@@ -31,7 +31,9 @@ from tiny.uop.units import MatrixUnit
 __all__ = ["CPUDevice", "LLVMCompiler", "cpu_target"]
 
 MAX_BUFFERS = 255
-WORTH_THREADS = 10e-6  # seconds in one thread; starting others takes 1 to 8 µs
+# Seconds in one thread. Starting others takes 1 to 8 µs, once for all kernels of a replay; to meet
+# them between two kernels takes 0.3 µs.
+WORTH_THREADS, WORTH_MEETING = 10e-6, 2e-6
 
 
 class CPUDevice(Compiled):
@@ -51,6 +53,7 @@ class CPUDevice(Compiled):
         except RuntimeError as e:
             reason = f"it cannot be linked: {' '.join(str(e).split())}"
             raise CompileError(name, reason, self.renderer.render(program)) from e
+        seconds = serial_seconds(program)
         return HostKernel(
             name,
             tuple(zip(code.addresses, [phase.count for phase in program.phases])),
@@ -59,8 +62,9 @@ class CPUDevice(Compiled):
             code,
             program.scratch_nbytes,
             program.shared_nbytes,
-            parallel=serial_seconds(program) > WORTH_THREADS,
+            parallel=seconds > WORTH_MEETING,
             written=bytes([param.written for param in program.params]),
+            worth=seconds / WORTH_THREADS,
         )
 
 
