@@ -328,7 +328,7 @@ def _blocks_for(size: int, count: int) -> tuple[int, int]:
 def _way_to_first(rows: int, size: int, count: int) -> tuple[str, float]:
     """How the first few of rows are found best, and what that costs, in pairs."""
     by_digits = rows * size * _PAIRS_OF_AN_ELEMENT + _PAIRS_OF_KERNELS
-    ways = {"pairs": min(rows * size * size, by_digits)}
+    ways: dict[str, float] = {"pairs": min(rows * size * size, by_digits)}
     if size >= 4 * count:
         ways["bits"] = rows * size * _PAIRS_OF_BITS + _PAIRS_OF_PASSES
         block, blocks = _blocks_for(size, count)

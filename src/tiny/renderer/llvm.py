@@ -623,9 +623,9 @@ class _Function:
             return self.value(f"icmp ult {register_type(x.dtype)} {self.names[x]}, {size}")
         dtype, lanes, kind = self.arithmetic_type(node)
         if (counted := self.counted.get(node)) is not None:
-            mask, x = self.names[counted[0].src[0]], self.names[counted[1]]
-            more = self.value(f"add {kind} {x}, {self.splat_constant('1', dtype, lanes)}")
-            return self.select(mask, more, x, kind, lanes)
+            mask, before = self.names[counted[0].src[0]], self.names[counted[1]]
+            more = self.value(f"add {kind} {before}, {self.splat_constant('1', dtype, lanes)}")
+            return self.select(mask, more, before, kind, lanes)
         names = _BINARY[node.op]
         name = names[1 if dtype.kind == "f" else 2 if dtype is dtypes.bool else 0]
         if name is None:

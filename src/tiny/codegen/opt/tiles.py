@@ -276,10 +276,10 @@ class Tiles:
                     found += [k for k in axes[most:] if not beside >> k & 1][:1]
             return found
         stores = [s for s in nest.stores if s.number < 0]
-        near = sum(1 << k for k in axes_of(outputs) if any(s.is_contiguous(k) for s in stores))
+        lanes = sum(1 << k for k in axes_of(outputs) if any(s.is_contiguous(k) for s in stores))
         # what has the lanes as well: a value of a row, or its place, is read once anyway
-        loads = [x for x in nest.loads if x.mask & near]
-        return [k for k in axes_of(outputs & ~near) if any(x.is_contiguous(k) for x in loads)]
+        loads = [x for x in nest.loads if x.mask & lanes]
+        return [k for k in axes_of(outputs & ~lanes) if any(x.is_contiguous(k) for x in loads)]
 
     def row_counts(self, nest: Nest, kernel: SplitKernel, tile: Tile, number: int) -> list[int]:
         """How many rows there may be: as many as registers hold, or few less without waste."""
