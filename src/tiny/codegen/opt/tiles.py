@@ -270,8 +270,10 @@ class Tiles:
                 axes.sort(key=lambda k: sum(abs(x.strides.get(k, 0) or 0) for x in nest.loads))
                 most = 2 if math.prod(self.sizes[k] for k in axes[:2]) >= ROWS else 3
                 found += axes[:most]
-                near = [(k, min(MANY_ROWS, self.sizes[k])) for k in axes[:most] if beside >> k & 1]
-                if near and cost.needed(near) > WORTH_APART * cost.needed(()):
+                together = [
+                    (k, min(MANY_ROWS, self.sizes[k])) for k in axes[:most] if beside >> k & 1
+                ]
+                if together and cost.needed(together) > WORTH_APART * cost.needed(()):
                     # and one whose neighbours all need the same steps
                     found += [k for k in axes[most:] if not beside >> k & 1][:1]
             return found
