@@ -530,7 +530,7 @@ def test_iterations_over_a_row_start_where_lines_of_what_is_stored_do():
     ast = sink(param(0, 6, 131).index(i, j).store(param(1, 6, 131).index(i, j) * 2.0))
     program = lower(ast, CPU.target, [Opt(VEC, 1, 16), Opt(OptOps.STREAM, 0)])
     rows, steps = [u for u in program.uops if u.op is Ops.RANGE]
-    (store,) = [u for u in program.uops if u.op is Ops.STORE]
+    store = next(u for u in program.uops if u.op is Ops.STORE)  # one for each vector
     starts = {
         row: [
             store.src[0].src[1].substitute({rows: rows.const_like(row), steps: steps.const_like(k)})
