@@ -203,3 +203,28 @@ def test_sums_carried_in_memory_are_stored_across_in_a_loop():
     ast = gelu_of_matmul(1024, is_long=False)
     program = lowered(ast, CPU.target, carried)
     assert sum(u.op is Ops.STORE for u in program.uops) < 32 * 12 // 2  # one by one: more
+
+
+def lanes_of(program: LinearProgram) -> set[int]:
+    """How many lanes the vectors have that are divided: the activation's."""
+    return {n for p in program.phases for u in p.uops if u.op is Ops.FDIV for n in u.shape or (1,)}
+
+
+def test_a_rolled_epilogue_works_on_whole_vectors_several_at_once():
+    program = lowered(
+        gelu_of_matmul(512, is_long=True), CPU.target, [Opt(VEC, 1, 32), Opt(UPCAST, 0, 6)]
+    )
+    assert lanes_of(program) == {CPU.target.vector_bytes // 4}
+
+
+def test_long_activations_across_lanes_are_rolled_even_after_short_sums():
+    many, few = [Opt(VEC, 0, 32), Opt(UPCAST, 1, 12)], [Opt(VEC, 0, 32), Opt(UPCAST, 1, 2)]
+    assert epilogue_loops(gelu_of_matmul(100, is_long=True), many) > 3
+    assert epilogue_loops(gelu_of_matmul(100, is_long=True), few) == 3
+
+
+def test_sums_of_added_lanes_get_lanes_for_a_long_activation():
+    opts = [Opt(VEC, 2, 16), Opt(UPCAST, 1, 5), Opt(UPCAST, 0, 2)]
+    assert lanes_of(lowered(gelu_of_matmul(64, is_long=True), CPU.target, opts)) == {
+        min(8, CPU.target.vector_bytes // 4)
+    }

@@ -33,6 +33,7 @@ class Costs:
     strided: float = 3.0  # for each of the vectors that lanes a few elements apart are taken out of
     masked: float = 6.0  # more for a load whose lanes have conditions of their own
     shifted: float = 2.0  # for a load in steps that are no whole vectors: most lie in two lines
+    uneven: float = 1.5  # the same along a reduction, where every other one does
     far: int = 512  # bytes from which on the rows of a panel fall into few sets of a cache
     crowd: float = 8.0  # times their size that such rows take of a cache, if they are to be packed
     far_read: float = 1.5  # for a load from such rows that are read often
@@ -46,10 +47,8 @@ class Costs:
     fill_across: float = 0.5  # to pack an element through a transposition in registers
     fill_apart: float = 1.5  # to pack an element by itself
     handed_over: float = 0.2  # a byte of what one thread packs, and all others read
-    words_handed_over: float = (
-        0.8  # the same of words for a matrix unit, which it soon is done with
-    )
-    phase: float = 2e4  # for threads to wait for each other, before what they all read
+    words_handed_over: float = 0.8  # the same of words for a matrix unit, soon done with them
+    phase: float = 2.5e4  # for threads to wait for each other, before what they all read
     l1_rate: float = 32.0  # bytes a cycle that come into L1 from L2
     l2_rate: float = 8.0  # bytes a cycle that come into L2 from what is behind it
     piece: float = 10.0  # to wait for a piece that begins where nothing foretells, from behind L2
@@ -77,7 +76,8 @@ class Costs:
     # ---- seconds of work from which on something is worth its price
     worth_threads: float = 1e-5  # threads
     worth_arranging: float = 4e-6  # an order of the loops, and packing
-    worth_planning: float = 5e-5  # plans for several tiles instead of the best one
+    worth_planning: float = 3e-5  # plans for several tiles instead of the best one
+    worth_blocking: float = 5e-5  # blocks of a reduction; below, more tiles are planned instead
     worth_splitting: float = 1e-4  # a sum of few outputs, shared in parts that are added up later
 
 

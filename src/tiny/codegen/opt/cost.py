@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from tiny.codegen.opt.constants import Costs, costs_of
-from tiny.codegen.opt.epilogues import LONG_SUM, SHORT, is_rolled
+from tiny.codegen.opt.epilogues import LONG_SUM, SHORT, has_lanes_later, is_rolled
 from tiny.codegen.opt.idle import IdleSteps
 from tiny.codegen.opt.nests import Access, Nest, axes_of
 from tiny.uop.target import Target
@@ -290,8 +290,14 @@ class NestCost:
                 not access.gate >> lane & 1 or access.strides[lane] == 1
             )
         if is_near:
-            if not self.nest.sums or self.nest.own >> lane & 1:
+            if not self.nest.sums:
                 return 1.0
+            if self.nest.own >> lane & 1:
+                # rows of no whole vectors, read again and again
+                steps = [s or 0 for k, s in access.strides.items() if k != lane]
+                is_even = all(s % self.full[lane] == 0 for s in steps)
+                is_read_once = len(self.nest.loads) == 1 or any(access is x for x in self.streams)
+                return 1.0 if is_even or is_packed or is_read_once else self.costs.uneven
             if access.shares_dim(lane, self.nest.own):
                 return self.costs.shifted + self.masked(access, lane, vectors)
             if self.is_far(access) and not is_packed:
@@ -364,7 +370,8 @@ class _Body:
             slots = cost.slots(load, self.lane, lanes, self.vectors)
             count(load.mask, 1, slots)
             if self.lane >= 0 and (nest.own & load.mask) >> self.lane & 1:
-                self.along.append((load, slots, any(load is x for x in cost.streams)))
+                apart = 1.0 if slots == costs.uneven else slots  # as many lines, however they lie
+                self.along.append((load, apart, any(load is x for x in cost.streams)))
             if step := cost.strided(load, self.lane):
                 count(load.mask, 0, step - 1.0)  # shuffles
                 count(load.mask, 3, step - slots)
@@ -379,7 +386,9 @@ class _Body:
             elif load.work:
                 count(load.mask, 0, load.work)
         self.is_across = False  # of what is stored
+        self.near = nest.mask if self.length else 0  # axes along which all stores are in order
         for store in nest.stores:
+            self.near &= sum(1 << k for k in store.strides if store.strides[k] == 1)
             self.is_across |= self.lane >= 0 and not store.is_contiguous(self.lane)
             slots = cost.slots(store, self.lane, lanes, self.vectors)
             count(store.mask, 2, 2 * slots)
@@ -453,8 +462,13 @@ class _Body:
         loads += again
         copies = self.vectors * math.prod([n for _, n in tiles])
         rolling = 0.0
+        near = math.prod([n for k, n in tiles if self.near >> k & 1])
         if made <= SHORT * copies:
             code = once if self.length >= LONG_SUM else code
+        elif self.length and self.lane < 0 and near > 1 and has_lanes_later(0, copies, made):
+            # sums of which lanes have been added up
+            code, rolling = once, costs.rolled * copies * total
+            work, loads, stores = work / near, loads / near, stores / near
         elif self.length and is_rolled(self.length, made, copies if self.is_across else 0):
             code = once
             rolling = costs.rolled_across if self.is_across else costs.rolled

@@ -23,14 +23,14 @@ from tiny.dtype import DType, dtypes
 from tiny.uop.ops import GroupOp, Ops, UOp
 from tiny.uop.target import Target
 
-__all__ = ["LONG_SUM", "SHORT", "is_rolled", "rolled_epilogue", "unit_epilogue"]
+__all__ = ["LONG_SUM", "SHORT", "has_lanes_later", "is_rolled", "rolled_epilogue", "unit_epilogue"]
 
 LONG = 240  # instructions of an epilogue for all vectors of a tile, from which on it is rolled
 SHORT = 6  # instructions for an element, that cost little where squares are transposed
 LONG_SUM = 128  # steps, at least: to store and load one takes as long as a few of them
 STEPS_ACROSS = 512  # the same where they are transposed
 MOST = 900  # the same for any sum: what follows stands in the program once then
-ACROSS = 8  # instructions to transpose a vector of a tile, about
+ACROSS = 16  # instructions to transpose a vector of a tile, about
 ABREAST = 4  # vectors that a loop of an epilogue works on, each of which takes long by itself
 SCALARS = 8  # sums that are no vectors, from which on an epilogue with lanes pays
 ROUNDING = 6  # instructions to convert to a narrow float
@@ -247,10 +247,17 @@ def _pays(
         axis = next(a for a in axes if a.range is r)
         steps *= -(-int(r.src[0].vmax) // axis.lanes)
     if lane < 0:
-        return steps * copies >= LONG_SUM and copies >= SCALARS and work > SHORT
+        return has_lanes_later(steps, copies, work * copies)
     if lane == into and not is_near:
         work += axes[lane].lanes
     return is_rolled(steps, (work + 1) * copies, 0 if lane == into else copies)
+
+
+def has_lanes_later(steps: int, copies: int, instructions: float) -> bool:
+    """Whether sums of a tile, which are no vectors, go to memory to become some."""
+    if copies < SCALARS or instructions <= SHORT * copies:
+        return False
+    return steps * copies >= LONG_SUM or instructions >= LONG
 
 
 def is_rolled(steps: int, instructions: float, across: float) -> bool:

@@ -28,6 +28,7 @@ SHORT_LOOP = 3  # iterations, of a loop that is better none
 STEPS = 4  # that a reduction is unrolled to: worth 3 to 8 %, more costs compile time only
 COPIED_BLOCK = 64  # elements each way, of a copy that transposes: lines of both stay in L1
 NEARLY = 1.5  # times the cost of the best tile, up to which others are planned as well
+NEARLY_SMALL = 1.7  # the same of small kernels, where packing costs as much as the sums
 ALIKE = 0.999  # times the cost of a plan, that another has to be below
 MOST_PLANNED = 3
 # Bytes of a row both ends of which are no whole lines: to store to one that has just gone past the
@@ -289,7 +290,8 @@ class _Choice:
         cost = self.known.costs[nest]
         # where operands are packed, and what that costs, is part of the plan
         seconds = {tile: tile.cost - cost.packing(tile) - cost.jumping(tile) for tile in tiles}
-        most = NEARLY * min(seconds.values())
+        least = min(seconds.values())
+        most = (NEARLY if least >= self.costs.worth_blocking else NEARLY_SMALL) * least
         beside = [x for n in self.nests if n is not nest for x in (*n.loads, *n.stores)]
         best: tuple[Loops, Plan] | None = None
         planned = MOST_PLANNED + bool(cost.idle)  # for rows that are apart

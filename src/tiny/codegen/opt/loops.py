@@ -90,7 +90,8 @@ class Loops:
         yield from plain
         axis = self.kernel.axes[self.blocked_axis]
         is_first = reduces and reduces[0].axis == self.blocked_axis and axis.size is not None
-        if not is_first or min(p.cost for p in plain) < WORTH_CARRYING * seconds:
+        is_small = seconds < self.costs.worth_blocking
+        if is_small or not is_first or min(p.cost for p in plain) < WORTH_CARRYING * seconds:
             return
         # bytes of a step of a packed panel, a block of which takes a quarter of L2 at most
         panel = tile.lanes * max([x.itemsize for x in nest.loads], default=4)
@@ -211,7 +212,7 @@ class Loops:
             cost = filled * price_of
             if k < 0 and self.kernel.unit is not None:
                 cost += nbytes * self.costs.words_handed_over
-            elif k < 0 and self.kernel.target.threads > 1:
+            elif k < 0:  # as if there were several threads: their number chooses nothing
                 cost += self.costs.phase
                 if nbytes <= capacity // 2:  # else it lies behind L2 for all of them
                     cost += nbytes * self.costs.handed_over
