@@ -230,6 +230,9 @@ class Placement:
             if not nest & ~mask:
                 return ""
         row = kernel.product(nest & ~mask) * self.g.nodes[kernel.root].dtype.itemsize
+        if self.costs.contracts[i] and not self.costs.is_contraction[i]:
+            # what it adds up is kept, or stored: sums below do not run again in each of its steps
+            foot = self.g.numel[self.g.src[i][0]] // max(self.g.numel[i], 1)
         row = max(row, 4 * foot)
         if row > ROW_NBYTES:
             return f"reduction over a row of {amount(row, 'B')}, which leaves the cache"
@@ -314,7 +317,7 @@ class Placement:
             box *= TILED_ROWS
             if stored <= LEAST_STORED * self.targets[kernel.device].l2_bytes:
                 return Verdict(Where.GLOBAL, f"{amount(stored, 'B')} stored stay in the cache")
-            streamed //= LARGER if stored > LARGE_NBYTES else 1
+            streamed //= LARGER
         if box > ROW_NBYTES or kernel.kept_nbytes + box > limit:
             return Verdict(Where.GLOBAL, f"a row of {amount(box, 'B')} leaves the cache")
         if streamed > limit:
