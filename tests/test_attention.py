@@ -14,9 +14,11 @@ from tiny.schedule.schedule import forget_schedules
 
 @pytest.fixture(autouse=True, params=["kept", "again", "stored"])
 def least_stored(request, monkeypatch):
-    """Rows of scores are kept however few they are; made again as well; only where many."""
+    """Rows of scores are kept however few they are; made again as well; or stored."""
     forget_schedules()
-    monkeypatch.setattr(placement, "LEAST_STORED", 0.5 if request.param == "stored" else 0)
+    monkeypatch.setattr(placement, "LEAST_STORED", 0)
+    if request.param == "stored":
+        monkeypatch.setattr(placement, "TILED_ROWS", 1 << 20)  # no cache holds that many
     if request.param == "again":
         monkeypatch.setattr(placement, "HUGE_NBYTES", 0)
         monkeypatch.setattr(placement, "HUGE_COLUMNS", 0)
@@ -182,6 +184,7 @@ def test_only_what_is_wide_beside_its_sums_is_made_again(monkeypatch, columns, i
             h = (h @ w).softmax()
         return operations(*h.sum().gradient(*weights))
 
+    monkeypatch.setattr(placement, "TILED_ROWS", 4)
     monkeypatch.setattr(placement, "LEAST_STORED", 0)
     monkeypatch.setattr(placement, "HUGE_NBYTES", 1 << 40)
     least = layers()

@@ -46,12 +46,13 @@ SERIAL_POINTS = 1 << 16  # a kernel of fewer points needs no second thread
 LOCAL_WORK = 8  # operations saved for each element by keeping it, rather than repeating them
 # Whether values are kept at all: code generation must know STAGE.
 LOCAL_STAGES = True
-# A row is kept around or below a contraction if storing all rows takes more than this part of L2.
-# About so many of them are computed side by side then, and go through all operands again. Those
-# stay in L2; they may be larger where what is not stored is large.
+# A row is kept around or below a contraction if it is wanted several times, as scores are, or if
+# storing all rows takes more than this part of L2. At least so many of them are computed side by
+# side then, and go through all operands again. Those come from behind L2 where they are larger, so
+# they may take so many times the room that is left to what is kept.
 LEAST_STORED = 0.5
-TILED_ROWS = 12
-LARGE_NBYTES, LARGER = 32 << 20, 8
+TILED_ROWS = 4
+LARGER = 8
 # What is made by a contraction and is larger is made again in each kernel that wants it, if it can
 # be kept there for a row: memory then does not grow as scores do. Only where its rows are so many
 # times as long as the sums: operands are small then, and sums cheap beside what storing them takes.
@@ -315,7 +316,8 @@ class Placement:
         if contracted:
             stored = g.numel[i] * g.nodes[i].dtype.itemsize
             box *= TILED_ROWS
-            if stored <= LEAST_STORED * self.targets[kernel.device].l2_bytes:
+            is_small = stored <= LEAST_STORED * self.targets[kernel.device].l2_bytes
+            if is_small and len(requests) == 1:
                 return Verdict(Where.GLOBAL, f"{amount(stored, 'B')} stored stay in the cache")
             streamed //= LARGER
         if box > ROW_NBYTES or kernel.kept_nbytes + box > limit:

@@ -435,12 +435,15 @@ class SplitKernel:
             sums = [self.axes[k].step // self.unit_lanes(k) for k in (self.unit.m, self.unit.n)]
             rule = f"more sums than the {self.unit.registers} registers of the unit hold"
             check(math.prod(sums) + 2 <= self.unit.registers, opt, rule)
-        kept = sum(
+        kept, most = self.kept_nbytes(), self.target.l2_bytes
+        check(kept <= most, opt, f"{kept} bytes are kept, {most} are allowed")
+
+    def kept_nbytes(self) -> int:
+        """How much memory what the scheduler keeps takes, for all of a tile."""
+        return sum(
             nbytes * math.prod([a.step for k, a in enumerate(self.axes) if mask >> k & 1])
             for nbytes, mask in self._rows_kept
         )
-        most = self.target.l2_bytes
-        check(kept <= most, opt, f"{kept} bytes are kept, {most} are allowed")
 
     def _check_lanes(self, opt: Opt, number: int) -> None:
         """No node may depend on two axes of lanes: no nest has two."""

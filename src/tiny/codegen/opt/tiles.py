@@ -194,6 +194,7 @@ class Tiles:
             common &= nest.mask & ~nest.own
         sizes = {k: n for k, n in enumerate(self.sizes) if not common >> k & 1}
         best, least, costs = (-1, 1), math.inf, self.constants
+        kept, most = kernel.kept_nbytes(), kernel.target.l2_bytes // 2
         for axis in axes_of(common):
             # what a product has along outputs of its own; not the weights of a row's elements
             again = [
@@ -210,7 +211,7 @@ class Tiles:
                 nbytes = 0  # comes from L2 while something is computed
             points = kernel.points(common)
             for count in SHARED_ROWS:
-                if count > self.sizes[axis]:
+                if count > self.sizes[axis] or (count > 1 and count * kept > most):
                     break
                 rows = ((axis, count),) if count > 1 else ()
                 cost = sum(self.lanes_for(n, kernel, rows)[0].cost for n in self.nests)
