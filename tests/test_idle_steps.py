@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,10 +12,12 @@ import pytest
 from conftest import examples
 from kernels import TARGET, Case, blank, out, param, red, sink, some
 from test_tiling import check
+from tiny.codegen import LinearProgram, lower
 from tiny.codegen.opt import Kernel, KernelOptError, Opt, OptOps, idle
 from tiny.codegen.opt.idle import idle_steps, inequality_of, needed_steps
 from tiny.dtype import dtypes
-from tiny.uop.ops import Ops, ReduceArg, StageArg, UOp
+from tiny.runtime.python import interpret
+from tiny.uop.ops import AxisType, Ops, ReduceArg, StageArg, UOp
 
 VEC, UPCAST, UNROLL, SWAP = OptOps.VEC, OptOps.UPCAST, OptOps.UNROLL, OptOps.SWAP
 THREAD, STAGE, BLOCK = OptOps.THREAD, OptOps.STAGE, OptOps.BLOCK
@@ -114,6 +117,33 @@ def test_all_that_is_needed_is_computed(name, make):
         case = make(CONDITIONS[name], *sizes)
         check(case)
         check(case, *drawn_opts(case.sink, seed))
+
+
+def with_steps(program: LinearProgram, steps: int) -> LinearProgram:
+    """The program of a single phase that does so many of the steps that threads share."""
+    (phase,) = program.phases
+    new: dict[UOp, UOp] = {}
+    count = UOp.const(steps, dtypes.index)
+    for uop in (count, *phase.uops):
+        src = tuple([new.get(s, s) for s in uop.src])
+        if uop.op is Ops.RANGE and uop.arg.kind is AxisType.THREAD:
+            src = (count,)
+        new[uop] = uop.replace(src=src)
+    return replace(program, phases=(replace(phase, uops=tuple(new.values())),))
+
+
+@pytest.mark.parametrize("rows", [16, 17])
+@pytest.mark.parametrize("make", [masked_matmul, rows_kept])
+def test_threads_share_long_and_short_rows_alike(make, rows):
+    case = make(CONDITIONS["causal"], rows, rows, 4)
+    program = lower(case.sink, TARGET, [Opt(THREAD, 0, 0)])
+    done = []
+    for steps in (rows // 2, rows):
+        memory = [np.array(a).reshape(-1).copy() for a in case.before]
+        interpret(with_steps(program, steps), memory, {})
+        is_done = (memory[0] != case.before[0].reshape(-1)).reshape(rows, -1).all(1)
+        done.append(sum(row + 1 for row in range(rows) if is_done[row]))
+    assert abs(done[0] - done[1] / 2) <= rows / 2
 
 
 def test_what_is_known_of_loops():

@@ -127,6 +127,7 @@ cdef class LoopPlan:
     cdef object bit
     cdef tuple needs       # see `Need` there
     cdef object head       # see `Head` there, or None
+    cdef bint is_uneven    # whether iterations of others are needed or not by where it is
 
 
 @cython.final
@@ -319,6 +320,9 @@ cdef class Expansion:
                 innermost[loop.axis] = loop
         for loop in innermost.values():
             loop.is_innermost = True
+        numbers = {leaf.arg[0] for loop in self.loops for need in loop.needs for leaf, *_ in need.others}
+        for loop in self.loops:
+            loop.is_uneven = loop.number in numbers or loop.position in numbers
         self.tiles = len(kernel.tiles)
         self.tile_sizes = [t.src[0].arg for t in kernel.tiles]
         self.tile_place = {t.arg[0]: k for k, t in enumerate(kernel.tiles)}
@@ -891,12 +895,13 @@ cdef class Expansion:
         cdef AxisPlan axis = self.axes[loop.axis]
         cdef Scope scope = Scope(loop.bit)
         cdef Node iteration, start, last
+        cdef bint is_shared = self.is_shared(loop) and body.at is None
         if body.count is not None:
-            scope.range = self.new_range(
-                body.count, THREAD if self.is_shared(loop) and body.at is None else loop.kind
-            )
+            scope.range = self.new_range(body.count, THREAD if is_shared else loop.kind)
         self.open(scope)
         iteration = scope.range if body.at is None else body.at
+        if is_shared and loop.is_uneven and is_constant(body.count):
+            iteration = self.from_both_ends(iteration, body.count.arg)
         if body.first is not None:
             iteration = self.emit(make2(OP_ADD, types.INDEX, iteration, body.first))
         if body.sure is not None:
@@ -948,6 +953,19 @@ cdef class Expansion:
         if constant:
             place = self.emit(make2(OP_ADD, types.INDEX, place, self.index_const(constant)))
         return self.emit(make2(OP_AND, types.INDEX, place, self.index_const(head.line - 1)))
+
+    cdef Node from_both_ends(self, Node iteration, int64_t count):
+        """Iterations in turns from the first on and from the last one back.
+
+        Threads get equal numbers of neighbours, so those that are longer are spread over all.
+        """
+        cdef Node two = self.index_const(2)
+        cdef Node half = self.emit(make2(OP_CDIV, types.INDEX, iteration, two))
+        cdef Node odd = self.emit(make2(OP_CMPLT, types.BOOL, self.times(half, 2), iteration))
+        cdef Node back = self.emit(
+            make2(OP_ADD, types.INDEX, self.times(half, -1), self.index_const(count - 1))
+        )
+        return self.emit(make3(OP_WHERE, types.INDEX, odd, back, half))
 
     cdef Node leave(self):
         """Close the innermost body of a loop; its END."""
