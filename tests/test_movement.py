@@ -254,7 +254,7 @@ def test_the_graph_of_an_operation_is_small():
     assert nodes(square[0].diag()) <= 8
     assert nodes(x.pad((1, 1, 1, 1), mode="circular")) <= 12
     assert nodes(x.pad((1, 1), value=3)) <= 6
-    assert nodes(x.roll(1, 0)) <= 6
+    assert nodes(x.roll(1, 0)) <= 9  # two pieces
 
 
 def test_a_value_of_one_row_that_is_wanted_at_several_places_is_read_in_bounds():

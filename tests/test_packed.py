@@ -79,12 +79,12 @@ def test_weights_are_converted_where_they_are_packed_unless_rows_are_few(rows, k
 
 
 def test_heuristics_pack_what_is_kept_and_nothing_else():
-    packed = lower_packed(product(64, 768, 768, True), CPU.target, {2})
+    packed = lower_packed(product(64, 768, 768, False), CPU.target, {2})
     assert [p.source for p in packed.packings] == [2]
-    assert lower_packed(product(64, 768, 768, True), CPU.target, {7}) is None
-    assert lower_packed(product(4, 4, 4, True), CPU.target, {2}) is None
+    assert lower_packed(product(64, 768, 768, False), CPU.target, {7}) is None
+    assert lower_packed(product(4, 4, 4, False), CPU.target, {2}) is None
     with Context(NOOPT=1):
-        assert lower_packed(product(64, 768, 768, True), CPU.target, {2}) is None
+        assert lower_packed(product(64, 768, 768, False), CPU.target, {2}) is None
 
 
 def test_what_is_kept_is_packed_outside_of_all_loops():

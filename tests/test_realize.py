@@ -420,7 +420,7 @@ def test_kernels_and_copies_of_the_host_are_one_native_call(numbers, device):
     bound = scheduled(UOp(Ops.COPY, f32, (a + a,), "CPU:1") + host(numbers, "CPU:1"))
     linear = compile_linear(bound.schedule)
     assert len(linear.steps.steps) == 3
-    assert (linear.steps._native is not None) == (device == "CPU")
+    assert (linear.steps.native is not None) == (device == "CPU")
     buffers = run_linear(linear, [n.handle for n in bound.buffers])
     slot = bound.schedule.outputs[0].slot
     np.testing.assert_array_equal(buffers[slot].numpy(), (3 * numbers).reshape(-1))

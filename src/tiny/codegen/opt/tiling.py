@@ -57,7 +57,8 @@ class Tiling(Boxes):
         streamed: Sequence[UOp] = (),
     ) -> None:
         super().__init__(ast, split, kept, target, unit)
-        self.heads = self.find_heads(streamed)
+        # what is packed lies by the numbers of iterations, whatever elements those are about
+        self.heads = {} if staged else self.find_heads(streamed)
         self.lodged = None if is_in_place or streamed else self.find_lodged()
         self.masks, self.staged = masks, staged
         self.is_in_place, self.prologues = is_in_place, prologues
@@ -232,7 +233,7 @@ class Tiling(Boxes):
         for entry, found in needs.items():
             if self.loops[entry].axis not in self.carrying:
                 self.loops[entry] = replace(self.loops[entry], needs=found)
-        for number in self.heads:
+        for number in () if self.carrying else self.heads:  # so do sums that are kept in memory
             loop = self.loops.get(number)
             is_known = isinstance(self.axes[number].size, int) and not self.split.axes[number].block
             if loop is not None and loop.position is not None and is_known and not loop.needs:
