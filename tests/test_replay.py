@@ -403,3 +403,25 @@ def test_who_owns_memory_is_forgotten_with_the_owner():
     assert owners.setdefault(buffer, x._storage) is x._storage and len(owners) == count
     del x
     assert owners.get(buffer) is None and len(owners) == count - 1
+
+
+def test_a_closure_may_be_replaced_while_it_is_read():
+    scale = 1.5
+    sizes = (scale, 2.5)  # no constant of the code, which would keep it
+
+    def replace(frame, event, arg):  # as another thread could
+        nonlocal sizes
+        if event == "return" and frame.f_code.co_name == "_is_plain_tuple":
+            sizes = (7.5, 1.0)
+            fill.extend((object(), object()) for _ in range(3))  # where the old one lay
+
+    x, fill = made(4), []
+    f = captured(lambda x: (x * sizes[0]).realize(), x)
+    sys.setprofile(replace)
+    try:
+        found = f(x)
+    finally:
+        sys.setprofile(None)
+    assert fill
+    first = x.numpy()
+    assert any(np.array_equal(found.numpy(), first * np.float32(k)) for k in (1.5, 7.5))

@@ -152,13 +152,16 @@ cdef class Surroundings:
     cpdef read(self, list parts, list paths=None):
         """Add those there are now to the parts of a signature."""
         cdef PyObject *found
+        cdef object value  # held: what reads it runs Python, which may put another in its place
         for name, cell in self.cells:
             found = PyCell_GET(cell)
             if found != NULL:  # it may not be filled yet
-                read_surrounding(<str>name, <object>found, parts)
+                value = <object>found
+                read_surrounding(<str>name, value, parts)
         for name in self.names:
             found = PyDict_GetItem(self.globals, name)
-            read_surrounding(<str>name, None if found == NULL else <object>found, parts)
+            value = None if found == NULL else <object>found
+            read_surrounding(<str>name, value, parts)
         if paths is not None:
             paths += [part[0] for part in parts[len(paths):]]
 
