@@ -284,6 +284,28 @@ def test_an_axis_that_is_no_multiple_of_the_step_is_left_alone():
     assert split_phases(place_conditions(ast)) is place_conditions(ast)
 
 
+@pytest.mark.parametrize("step, size, first", [(2, 13, 0), (2, 14, 1), (3, 7, 0), (3, 5, 4)])
+def test_sums_that_only_some_elements_see_are_made_in_phases_of_any_size(step, size, first):
+    """Gradients of 1x1 windows: other elements are 0, whether or not the last phase is whole."""
+    channels, filters, count = 3, 5, (size + first) // step + 1
+    i, c, f = out(size, 1), out(channels, 0), red(filters, 2)
+    place = i + first
+    total = param(1, filters, count).index(f, place // step) * param(2, filters, channels).index(
+        f, c
+    )
+    value = (place % step < 1).where(total.reduce(f), 0.0)
+    ast = sink(param(0, channels, size).index(c, i).store(value))
+    g, w = some(filters, count), some(filters, channels, seed=1)
+    seen = (np.arange(size) + first) % step < 1
+    expected = np.where(seen, w.T @ g[:, (np.arange(size) + first) // step], 0).astype(np.float32)
+    check(Case(ast, [blank(channels, size), g, w], [expected, g, w]))
+    kernel = split_phases(place_conditions(ast))
+    verify(kernel, spec_kernel, "kernel")
+    sizes = {n.arg.axis: n.src[0].arg for n in of(kernel, Ops.RANGE)}
+    assert sizes[1] == -(-size // step)
+    assert first or not of(kernel, Ops.FLOORDIV) + of(kernel, Ops.FLOORMOD)
+
+
 def test_what_is_constant_false_under_tiles_is_not_computed():
     """The first step of a padded window, unrolled, is outside for the first element."""
     i, r = out(1, 0), red(3, 1)

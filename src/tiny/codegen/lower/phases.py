@@ -17,6 +17,7 @@ from typing import NamedTuple
 from tiny._core.symbolic import simplify
 from tiny.codegen.lower.indices import all_of, inside, linear_form, without_true_gates
 from tiny.dtype import dtypes
+from tiny.helpers import ceildiv
 from tiny.uop.ops import Ops, RangeArg, UOp
 
 __all__ = ["split_phases"]
@@ -36,24 +37,31 @@ class _Steps(NamedTuple):
 def split_phases(sink: UOp) -> UOp:
     """A kernel (level 2, its conditions placed) whose strided sums are split into phases.
 
-    An output range is split where its size is a multiple of the step.
+    An output range is split where its size is a multiple of the step, or where the condition is
+    about all of a sum: phases that see nothing are then only stores, and the last elements of
+    those that are shorter are not stored. Of sums that share steps of a window rows may go through
+    those that are needed by themselves, which costs less than conditions at the end.
     """
     order = sink.postorder()
     sums = [n for n in order if n.op is Ops.REDUCE]
     if not sums or not any(n.op is Ops.FLOORMOD for n in order):
         return sink
+    stores = [n for n in order if n.op is Ops.STORE]
+    kept = {r for n in order if n.op is Ops.STAGE for r in n.src[1:]}
     uses = Counter(r for n in sums for r in n.src[1:])
     last = max(n.arg.axis for n in order if n.op is Ops.RANGE)
     phases: dict[UOp, tuple[UOp, int]] = {}  # of output ranges: the phase, and the step
     new: dict[UOp, UOp] = {}  # what stands for a range
     left: dict[UOp, tuple[UOp, ...]] = {}  # of a reduced range: the one that is summed over now
-    for s in (s for node in sums for s in _conditions(node, uses)):
+    for s in (s for node in (*sums, *stores) for s in _conditions(node, uses)):
         if s.output not in phases:
             size = s.output.src[0].arg
-            if size % s.step or size <= s.step:
+            is_uneven = size % s.step != 0 and s.reduced is not None
+            if size <= s.step or is_uneven or s.output in kept:
                 continue
             last += 1
-            phase, outer = _shorter(s.output, s.step, last), _shorter(s.output, size // s.step)
+            phase = _shorter(s.output, s.step, last)
+            outer = _shorter(s.output, ceildiv(size, s.step))
             phases[s.output] = phase, s.step
             new[s.output] = outer * s.step + phase
         phase, step = phases[s.output]
@@ -74,9 +82,15 @@ def _shorter(r: UOp, size: int, number: int = -1) -> UOp:
 
 
 def _conditions(node: UOp, uses: Counter[UOp]) -> list[_Steps]:
-    """Those of a masked sum that ask for whole steps, of one output and at most one own range."""
-    found = []
-    for term in _terms_of(node.src[0]) if node.arg.op is Ops.ADD else ():
+    """Those of a masked sum that ask for whole steps, of one output and at most one own range.
+
+    `node` is the sum, or a store of what is 0 where the condition does not hold.
+    """
+    found: list[_Steps] = []
+    if node.op is Ops.REDUCE and node.arg.op is not Ops.ADD:
+        return found
+    value, loops = (node.src[1], ()) if node.op is Ops.STORE else (node.src[0], node.src[1:])
+    for term in _terms_of(value):
         if term.op is not Ops.CMPLT or term.src[0].op is not Ops.FLOORMOD:
             continue
         (place, step), limit = term.src[0].src, term.src[1]
@@ -91,7 +105,7 @@ def _conditions(node: UOp, uses: Counter[UOp]) -> list[_Steps]:
         if len(outputs) != 1 or len(reduced) > 1 or any(uses[r] > 1 for r in reduced):
             continue
         own = reduced[0] if reduced else None
-        if own is not None and own not in node.src[1:]:
+        if own is not None and own not in loops:
             continue
         more = 0 if own is None else ranges[own]
         found.append(_Steps(outputs[0], ranges[outputs[0]], own, more, form.constant, step.arg))
