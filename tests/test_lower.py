@@ -282,6 +282,24 @@ def test_long_sums_that_are_no_contractions_are_carried_on_in_float64():
         check(case, program)
 
 
+@pytest.mark.parametrize("size", [64, 65, 127, 128, 1000, 1031])
+@pytest.mark.parametrize("opts", [(), (Opt(VEC, 1, 4),), (Opt(VEC, 1, 8),), (Opt(UNROLL, 0, 3),)])
+def test_a_single_long_loop_adds_up_strips_in_float32(size, opts):
+    i, r = out(2, 0), red(size, 1)
+    x = param(1, 2, size).index(i, r)
+    values = np.random.default_rng(size).random((2, size), np.float32)
+    values[1] = 0.1  # equal terms are the worst case
+    for value, expected in ((x, values), (x * x, values * values)):
+        ast = sink(param(0, 2).index(i).store(value.reduce(r)))
+        exact = expected.sum(1, dtype=np.float64).astype(np.float32)
+        case = Case(ast, [np.zeros(2, np.float32), values], [exact, values], rtol=1e-6)
+        program = lower(ast, TARGET, opts)
+        check(case, program)
+        if size == 1000 and opts != (Opt(VEC, 1, 8),):
+            registers = [u.dtype for u in program.uops if u.op is Ops.DEFINE_REG]
+            assert {*registers} == {dtypes.float64, dtypes.float32}
+
+
 def test_a_long_contraction_is_a_sum_of_sums_in_its_own_dtype():
     i, r, q = out(3, 0), red(20, 1), red(30, 2)
     product = param(1, 3, 20, 30).index(i, r, q) * param(2, 20, 30).index(r, q)

@@ -194,7 +194,6 @@ cdef class Accumulator:
     """One register of a reduction, for a combination of outer tiles and one of its own."""
 
     cdef Node value  # what it holds now
-    cdef Node wide   # what this step's sum is added to, if that is done in a narrower dtype
 
 
 @cython.final
@@ -204,7 +203,6 @@ cdef class Sums:
     cdef list group
     cdef tuple own          # tiles that they reduce over
     cdef tuple separate     # those of them that have accumulators of their own
-    cdef bint is_narrow     # whether each step is summed up in the dtype of its values
     cdef int lane           # the axis of lanes that they reduce over, or -1
     cdef list steps         # of each loop: how often it adds to a sum, tiles included
     cdef list levels        # see `SumRules.levels`
@@ -1903,9 +1901,6 @@ cdef class Expansion:
         if loops:  # what has no loop is done in each step of the innermost one
             sums.steps[len(loops) - 1] *= self.steps_without_loops(sums, loops)
         sums.levels = self.rules.levels(group, given, sums.steps)
-        sums.is_narrow = self.rules.is_narrow(group, given, sums.steps, sums.levels, sizes)
-        if sums.is_narrow:
-            sums.separate = ()
         sums.accumulators, sums.every = [], []
         for q in group:
             info = self.infos[q]
@@ -1975,9 +1970,10 @@ cdef class Expansion:
         cdef Accumulator a
         cdef LoopPlan loop
         cdef Body body
-        cdef Node register, end, runs
-        cdef list totals, registers
+        cdef Node runs
+        cdef list totals
         cdef Py_ssize_t k
+        cdef int64_t most, count, strip
         if not loops:
             return self.sum_body(sums)
         loop = loops[0]
@@ -1996,39 +1992,83 @@ cdef class Expansion:
             return 0
         level = max(level, 1)
         runs, gates = self.ready_gates(loops, gates)
+        most = self.rules.strip(sums.group, given, sums.steps) if len(loops) == 1 else 0
         for body in self.bodies(loop):
-            registers = []
             if runs is not None:
                 body.count = self.emit(make3(
                     OP_WHERE, types.INDEX, runs,
                     self.index_const(1) if body.count is None else body.count, self.index_const(0),
                 ))
-            if body.count is not None:
-                for _, a in sums.every:
-                    register = make(
-                        OP_DEFINE_REG, a.value.dtype, (a.value,),
-                        RegArg(self.next_register, lanes_of(a.value)), None,
-                    )
-                    self.next_register += 1
-                    self.last_scope().lines.append(register)
-                    registers.append(register)
-            self.enter(loop, body)
-            if registers:
-                for k, (_, a) in enumerate(sums.every):
-                    a.value = registers[k]  # another value in each iteration
-                    self.home[a.value] = len(self.scopes) - 1
+            strip = 0
+            if most and body.count is not None and body.count.c_op == OP_CONST:
+                count = body.count.arg
+                strip = 0 if count <= most else -(-count // -(-count // most))
+            self.sum_iterations(sums, given, loops, level, gates, body, strip)
+        return 0
+
+    cdef int sum_iterations(
+        self, Sums sums, list given, list loops, Py_ssize_t level, list gates, Body body,
+        int64_t strip,
+    ) except -1:
+        """One body of the first loop of a reduction, and all inside of it.
+
+        With `strip` it is a loop over strips of so many iterations, each of which is added up by
+        itself, as in `SumRules.strip`.
+        """
+        cdef Accumulator a
+        cdef Scope scope
+        cdef Node register, end, first
+        cdef list registers = [], totals
+        cdef Py_ssize_t k
+        if body.count is not None:
+            for _, a in sums.every:
+                register = make(
+                    OP_DEFINE_REG, a.value.dtype, (a.value,),
+                    RegArg(self.next_register, lanes_of(a.value)), None,
+                )
+                self.next_register += 1
+                self.last_scope().lines.append(register)
+                registers.append(register)
+        if strip:
+            scope = Scope()
+            scope.range = self.new_range(
+                self.index_const((<int64_t>body.count.arg + strip - 1) // strip),
+                (<LoopPlan>loops[0]).kind,
+            )
+            self.open(scope)
+        else:
+            self.enter(loops[0], body)
+        for k, register in enumerate(registers):
+            (<Accumulator>sums.every[k][1]).value = register  # another value in each iteration
+            self.home[register] = len(self.scopes) - 1
+        if strip:
+            totals = registers
+            for q, a in sums.every:
+                a.value = self.identity(q, sums.lane, q.dtype)
+            first = self.times(scope.range, strip)
+            count = self.index_const(strip)
+            if <int64_t>body.count.arg % strip:
+                count = self.least(count, self.minus(body.count, first))
+            if body.first is not None:
+                first = self.emit(make2(OP_ADD, types.INDEX, first, body.first))
+            inner = Body(count, body.size, None, False, first, body.sure)
+            self.sum_iterations(sums, given, loops, level, gates, inner, 0)
+            for k, (q, a) in enumerate(sums.every):
+                a.value = self.combine(
+                    q, totals[k], self.as_dtype(a.value, (<Node>totals[k]).dtype)
+                )
+        else:
             self.sum_loops(sums, given, loops[1:], level, gates)
+        for k, register in enumerate(registers):
+            a = sums.every[k][1]
+            self.last_scope().lines.append(make2(OP_STORE, types.VOID, register, a.value))
+        end = self.leave()
+        for k, (_, a) in enumerate(sums.every):
             if registers:
-                for k, (_, a) in enumerate(sums.every):
-                    self.last_scope().lines.append(
-                        make2(OP_STORE, types.VOID, registers[k], a.value)
-                    )
-            end = self.leave()
-            for k, (_, a) in enumerate(sums.every):
-                if registers:
-                    a.value = make2(OP_AFTER, (<Node>registers[k]).dtype, registers[k], end)
-                    self.last_scope().lines.append(a.value)
-                self.home[a.value] = len(self.scopes) - 1
+                register = registers[k]
+                a.value = make2(OP_AFTER, register.dtype, register, end)
+                self.last_scope().lines.append(a.value)
+            self.home[a.value] = len(self.scopes) - 1
         return 0
 
     cdef tuple ready_gates(self, list loops, list gates):
@@ -2061,9 +2101,6 @@ cdef class Expansion:
         for q in sums.group:
             below |= (<Info>self.infos[q.src[0]]).hoists
         self.hoist_all(below)
-        if sums.is_narrow:
-            for _, a in sums.every:
-                a.wide, a.value = a.value, None
         self.begin(sums.own)
         while True:
             for k in range(len(sums.group)):
@@ -2077,9 +2114,6 @@ cdef class Expansion:
                         break
             if not self.advance(sums.own):
                 break
-        if sums.is_narrow:
-            for q, a in sums.every:
-                a.value = self.combine(q, a.wide, self.as_dtype(a.value, a.wide.dtype))
         return 0
 
     cdef Node identity(self, Node q, int lane, DType dtype):
@@ -2098,16 +2132,13 @@ cdef class Expansion:
         return self.emit(make2(op, a.dtype, a, b))
 
     cdef Node accumulate(self, Node q, Node total, int lane):
-        """One step of a reduction, of `total` so far, if any. A product and its sum are fused.
+        """One step of a reduction. The product and the sum of a float are fused.
 
         Where a sum adds a value under a condition, it stays as it is if that does not hold.
         """
         cdef Node value = q.src[0], condition = None, new
-        cdef int64_t lanes
-        cdef bint is_sum = int(q.arg[0]) == OP_ADD, is_first = total is None
-        if is_first:  # of a short sum, which is added to another one
-            total = self.identity(q, lane, q.dtype)
-        lanes = lanes_of(total)
+        cdef int64_t lanes = lanes_of(total)
+        cdef bint is_sum = int(q.arg[0]) == OP_ADD
         if is_sum and value.c_op == OP_WHERE and is_zero(value.src[2]):
             condition, value = self.value(value.src[0]), value.src[1]
             if condition.c_op == OP_CONST:
@@ -2132,8 +2163,7 @@ cdef class Expansion:
             ))
         else:
             new = self.wide(self.value(value), lanes)
-            if not is_first:
-                new = self.combine(q, total, self.as_dtype(new, total.dtype))
+            new = self.combine(q, total, self.as_dtype(new, total.dtype))
         if condition is None:
             return new
         return self.emit(make3(OP_WHERE, new.dtype, self.wide(condition, lanes), new, total))
@@ -2264,7 +2294,8 @@ def expand(kernel, Node sink not None, rules, tuple conditions=()):
     """[(operations in execution order (level 4), steps that threads share)], phase by phase.
 
     `kernel` is a TiledKernel, `sink` its graph with flat offsets and nothing that the target
-    lacks, `conditions` are those of its loops as they are there. `rules` say how sums are cut: `separate`, `levels` and `dtype` of `SumRules`.
+    lacks, `conditions` are those of its loops as they are there. `rules` say how sums are cut:
+    `separate`, `levels`, `strip` and `dtype` of `SumRules`.
     ValueError for what is no kernel.
     """
     return Expansion(kernel, sink, rules, conditions).run()

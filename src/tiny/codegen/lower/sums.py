@@ -87,28 +87,16 @@ class SumRules:
         is_short = level + 1 >= len(levels) and math.prod(steps[first:]) <= SHORT_SUM
         return q.dtype if is_short else dtypes.float64
 
-    def is_narrow(
-        self,
-        group: Sequence[UOp],
-        loops: Sequence[Loop],
-        steps: Sequence[int],
-        levels: Sequence[Loop],
-        sizes: Sequence[int],
-    ) -> bool:
-        """Whether what one step adds, along tiles of these sizes, is a short sum of its own.
+    def strip(self, group: Sequence[UOp], loops: Sequence[Loop], steps: Sequence[int]) -> int:
+        """After how many iterations of the innermost loop sums in float32 go into those in float64.
 
-        So where sums are carried on in float64: one conversion for several values.
+        0 if that loop is short as it is, or nothing is carried on in float64. To convert each
+        element takes longer than to load it.
         """
-        last = len(levels) - 1
-        is_short = 1 < math.prod(sizes) <= SHORT_SUM
-        return (
-            is_short
-            and last >= 0
-            and all(
-                self.dtype(q, loops, steps, levels, last) is not q.dtype and q.arg.op is Ops.ADD
-                for q in group
-            )
-        )
+        if self.strict or not loops or not any(map(self.is_statistic, group)):
+            return 0
+        iteration = steps[-1] // loops[-1].leaf.src[0].arg
+        return SHORT_SUM // iteration if steps[-1] > SHORT_SUM else 0
 
     def is_statistic(self, q: UOp) -> bool:
         """Whether a REDUCE adds up float32 values or squares: no product of two things."""
