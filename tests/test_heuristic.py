@@ -237,6 +237,24 @@ def test_a_window_is_not_unrolled_where_sums_are_many():
 # ---------------------------------------------------------------- copies and updates
 
 
+@pytest.mark.parametrize("size, window", [(24, 5), (28, 3)])
+def test_narrow_vectors_have_no_rows_whose_steps_have_conditions_of_their_own(size, window):
+    """Of the gradient of a window: each masked step is two instructions, so rows are images."""
+    target, before = replace(TARGET, vector_bytes=32), window // 2
+    n, c, y, x = out(64, 0), out(32, 1), out(size, 2), out(size, 3)
+    i, j, f = red(window, 4), red(window, 5), red(32, 6)
+    at = [y - i + before, x - j + before]
+    low, high = (at[0] > -1) & (at[1] > -1), (at[0] < size) & (at[1] < size)
+    grad = param(1, 64, 32, size, size).index(n, f, *at, gate=low & high)
+    product = grad * param(2, 32, 32, window, window).index(f, c, i, j)
+    value = (low & high).where(product, 0.0).reduce(f, i, j)
+    ast = sink(param(0, 64, 32, size, size).index(n, c, y, x).store(value))
+    tiled = {
+        o.axis for o in choose_opts(Kernel(ast, target)) if o.op in (OptOps.UPCAST, OptOps.VEC)
+    }
+    assert not tiled & {2, 3}
+
+
 def test_an_update_in_place_gets_lanes_that_divide():
     i = out(18, 0)
     x = param(0, 18)

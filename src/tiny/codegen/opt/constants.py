@@ -32,6 +32,7 @@ class Costs:
     transposed: float = 3.0  # for a vector that comes through a transposition in registers
     strided: float = 3.0  # for each of the vectors that lanes a few elements apart are taken out of
     masked: float = 6.0  # more for a load whose lanes have conditions of their own
+    choice: float = 0.0  # part of masked steps of a sum, for vectors whose operations have no masks
     shifted: float = 2.0  # for a load in steps that are no whole vectors: most lie in two lines
     uneven: float = 1.5  # the same along a reduction, where every other one does
     far: int = 512  # bytes from which on the rows of a panel fall into few sets of a cache
@@ -82,7 +83,7 @@ class Costs:
 
 
 # by the bytes of a vector register
-TABLE = {64: Costs(), 32: Costs(), 16: Costs()}
+TABLE = {64: Costs(), 32: Costs(choice=1.0), 16: Costs(choice=1.0)}
 
 
 def costs_of(target: Target) -> Costs:

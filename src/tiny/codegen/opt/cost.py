@@ -478,6 +478,9 @@ class _Body:
             chains = copies * nest.sums * min(4, self.inner)
             work *= max(1.0, costs.latency / chains)
         conditions = math.prod([n for k, n in tiles if nest.condition >> k & 1])
+        # conditions that differ within a tile; others are asked once for it
+        if conditions > 1 or (self.lane >= 0 and nest.condition >> self.lane & 1):
+            work *= 1 + costs.choice
         if conditions > MASKS:
             work *= 1.5 - 0.5 * MASKS / conditions
         cycles = (max(loads, work) + stores) / costs.per_cycle + rolling

@@ -274,7 +274,10 @@ class Tiles:
                 together = [
                     (k, min(MANY_ROWS, self.sizes[k])) for k in axes[:most] if beside >> k & 1
                 ]
-                if together and cost.needed(together) > WORTH_APART * cost.needed(()):
+                is_idle = together and cost.needed(together) > WORTH_APART * cost.needed(())
+                # neighbours whose steps have conditions of their own, each an instruction more
+                has_choices = self.constants.choice > 0 and nest.condition >> axes[0] & 1
+                if is_idle or has_choices:
                     # and one whose neighbours all need the same steps
                     found += [k for k in axes[most:] if not beside >> k & 1][:1]
             return found
