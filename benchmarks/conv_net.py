@@ -44,7 +44,7 @@ STAGES = {
         # native calls have no frames of their own
         Stage("run", "tiny/engine/realize.py", "__call__"),
         Stage("engine", "tiny/engine/"),
-        Stage("graph", "tiny/bench/models.py"),
+        Stage("graph", "tiny/bench/models/"),
     ],
     "tinygrad": [
         Stage("schedule", "tinygrad/schedule/"),
@@ -54,7 +54,7 @@ STAGES = {
         Stage("compile", "tinygrad/runtime/support/elf"),
         Stage("run", "tinygrad/runtime/"),
         Stage("engine", "tinygrad/engine/"),
-        Stage("graph", "tiny/bench/models.py"),
+        Stage("graph", "tiny/bench/models/"),
     ],
 }
 STAGE_NAMES = ("graph", "schedule", "lower", "compile", "run", "engine", "other")

@@ -1,7 +1,6 @@
-"""The models that are measured, each defined once over a library passed in.
+"""Networks that are trained and run: convolutional ones, an encoder, decoders; and their steps.
 
-`lib` is a module that has `Tensor` and `nn`: `tiny`, or a peer with the same names. Weights and
-data come from NumPy, so that every library starts from the same numbers.
+Weights and data come from NumPy, so that every library starts from the same numbers.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ def digits_net(lib: Any) -> Network:
             tensor.relu,
             nn.BatchNorm(64),
             tensor.max_pool2d,
-            _flatten,
+            flatten,
             nn.Linear(64, 10),
         ]
     )
@@ -63,7 +62,7 @@ def conv_net(lib: Any) -> Network:
             tensor.relu,
             nn.BatchNorm(64),
             tensor.max_pool2d,
-            _flatten,
+            flatten,
             nn.Linear(576, 10),
         ]
     )
@@ -238,7 +237,7 @@ class DecoderBlock:
         self.norm, self.inner_norm = Norm(lib, width), Norm(lib, width)
         self.inputs, self.outputs = nn.Linear(width, 3 * width), nn.Linear(width, width)
         self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
-        self.cache = lib.Tensor.zeros(2, 1, heads, length, width // heads).contiguous().realize()
+        self.cache = lib.Tensor.zeros(2, 1, heads, length, width // heads).contiguous()
 
     def __call__(self, x: Any, position: Any) -> Any:
         width = x.shape[-1]
@@ -304,7 +303,7 @@ class LlamaBlock:
         self.outputs = nn.Linear(width, width, bias=False)
         self.gate, self.up = (nn.Linear(width, hidden, bias=False) for _ in range(2))
         self.down = nn.Linear(hidden, width, bias=False)
-        self.cache = lib.Tensor.zeros(2, groups, length, self.size).contiguous().realize()
+        self.cache = lib.Tensor.zeros(2, groups, length, self.size).contiguous()
 
     def __call__(self, x: Any, position: Any, turn: tuple[Any, Any]) -> Any:
         y = self.norm(x)
@@ -372,7 +371,8 @@ def rotations(length: int, size: int, base: float = 500_000.0) -> np.ndarray:
     return np.outer(np.arange(length), rates).astype(np.float32)
 
 
-def _flatten(x: Any) -> Any:
+def flatten(x: Any) -> Any:
+    """All dimensions but the first as one."""
     return x.reshape(x.shape[0], -1)
 
 
@@ -407,6 +407,9 @@ def set_weights(lib: Any, net: Any, seed: int = 0) -> None:
     for name, values in weights({k: t.shape for k, t in state.items()}, seed).items():
         # realized here: they count as the set-up of a step, not as a part of it
         state[name].assign(lib.Tensor(values).cast(state[name].dtype)).realize()
+    for name, tensor in state.items():
+        if name.endswith("cache"):
+            tensor.realize()
 
 
 def training_function(
@@ -435,11 +438,19 @@ def training_function(
 
     def train(images: Any, labels: Any) -> Any:
         with lib.Context(TRAINING=1):
-            optimizer.zero_grad()
-            loss = net(images).sparse_categorical_crossentropy(labels).backward()
-            return loss.realize(*optimizer.schedule_step(), *statistics)
+            loss, *others = trained(net, optimizer, statistics, images, labels)
+            return loss.realize(*others)
 
     return train, (images_, labels_)
+
+
+def trained(
+    net: Any, optimizer: Any, statistics: Sequence[Any], images: Any, labels: Any
+) -> list[Any]:
+    """The loss of a training step, then all that the step changes, nothing of it computed yet."""
+    optimizer.zero_grad()
+    loss = net(images).sparse_categorical_crossentropy(labels).backward()
+    return [loss, *optimizer.schedule_step(), *statistics]
 
 
 def training_step(
