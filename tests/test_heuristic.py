@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -10,8 +11,9 @@ import pytest
 from kernels import CASES, TARGET, matmul, out, param, red, sink
 from tiny.codegen import lower
 from tiny.codegen.opt import Kernel, Opt, OptOps
-from tiny.codegen.opt.cost import Tile, _Body
+from tiny.codegen.opt.cost import Level, Operand, Tile, _Body, moved
 from tiny.codegen.opt.heuristic import choose_opts
+from tiny.codegen.opt.loops import Loops
 from tiny.codegen.opt.nests import find_nests
 from tiny.codegen.opt.tiles import Tiles
 from tiny.device import Buffer, Device
@@ -232,6 +234,72 @@ def test_a_window_is_not_unrolled_where_sums_are_many():
     found = chosen(sink(param(0, 32, 20, 20).index(f, i, j).store(value)))
     assert not found[UNROLL]
     assert found[STAGE]
+
+
+def pixels(channels: int, filters: int, size: int, stride: int) -> UOp:
+    """A 1x1 convolution of every `stride`-th pixel each way."""
+    f, i, j, c = out(filters, 0), out(size, 1), out(size, 2), red(channels, 3)
+    x, w = param(1, channels, size * stride, size * stride), param(2, filters, channels)
+    value = (x.index(c, i * stride, j * stride) * w.index(f, c)).reduce(c)
+    return sink(param(0, filters, size, size).index(f, i, j).store(value))
+
+
+@pytest.mark.parametrize(("stride", "is_packed"), [(1, False), (2, True), (3, True)])
+def test_pixels_with_gaps_between_them_are_packed(stride, is_packed):
+    """In place they take as much of a cache as if all were read."""
+    ast = pixels(512, 1024, 14, stride)
+    found = chosen(ast, replace(TARGET, threads=2))
+    staged = {o.arg for o in found[STAGE]}
+    assert (number_of_load(ast, 1) in staged) is is_packed
+
+
+@pytest.mark.parametrize("stride", [2, 3])
+@pytest.mark.parametrize("axis", [None, 0, 1])
+def test_packed_pixels_give_the_same_sums(stride, axis):
+    channels, filters, size = 67, 49, 13
+    rng = np.random.default_rng(0)
+    x = rng.integers(-4, 5, (channels, size * stride, size * stride)).astype(np.float32)
+    w = rng.integers(-4, 5, (filters, channels)).astype(np.float32)
+    ast = pixels(channels, filters, size, stride)
+    opts = [Opt(VEC, 0, 8), Opt(UPCAST, 2, 4), Opt(SWAP, 0, 1), Opt(THREAD, 1)]
+    opts += [Opt(STAGE, axis, number_of_load(ast, 1)), Opt(STAGE, None, number_of_load(ast, 2))]
+    cpu = Device["CPU"]
+    program = lower(ast, cpu.target, opts)
+    binary = cpu.compiler.compile(cpu.renderer.render(program), program.name)
+    sizes = (filters * size * size, x.size, w.size)
+    buffers = [Buffer("CPU", n, dtypes.float32).allocate() for n in sizes]
+    for buffer, values in zip(buffers[1:], (x, w), strict=True):
+        buffer.copyin(values.tobytes())
+    cpu.load(program.name, binary, program)(tuple([b.memory for b in buffers]), ())
+    expected = np.einsum("cyx,fc->fyx", x[:, ::stride, ::stride], w)
+    got = buffers[0].numpy().reshape(expected.shape)
+    np.testing.assert_array_equal(got, expected)  # sums of small integers are exact
+
+
+def test_lanes_along_a_sum_go_on_in_its_innermost_loop():
+    f, i, j, c, p, q = out(64, 0), out(14, 1), out(14, 2), red(64, 3), red(3, 4), red(3, 5)
+    value = param(1, 64, 16, 16).index(c, i + p, j + q) * param(2, 64, 64, 3, 3).index(f, c, p, q)
+    k = Kernel(sink(param(0, 64, 14, 14).index(f, i, j).store(value.reduce(c, p, q))), WIDE)
+    known = Tiles(k)
+    nest = known.nests[0]
+    loops = Loops(k, nest, known.costs[nest], Tile(3, 16), known.sizes)
+    assert [x.axis for x in loops.levels] == [0, 1, 2, 4, 5, 3]
+
+
+def test_what_just_exceeds_a_cache_costs_little_more_than_what_fits():
+    k = Kernel(product(96, 512, 4096), WIDE)
+    known = Tiles(k)
+    nest = known.nests[0]
+    levels = [Level(1, 16, 32), Level(0, 16, 6), Level(2, 4096, 1)]
+    operands = [Operand(x, tight=True) for x in nest.loads]
+
+    def cycles(l2_bytes: int) -> float:
+        target = replace(WIDE, l2_bytes=l2_bytes)
+        return moved(operands, levels, dict(enumerate(known.sizes)), target, {})
+
+    found = [cycles(size) for size in range(400 << 10, 1200 << 10, 8 << 10)]
+    assert found[0] > 2 * found[-1]
+    assert all(b <= a <= 1.2 * b for a, b in itertools.pairwise(found))
 
 
 # ---------------------------------------------------------------- copies and updates

@@ -227,6 +227,14 @@ class NestCost:
         steps = [access.strides.get(k, 0) or 0 for k in axes_of(self.nest.own)]
         return max(map(abs, steps), default=0) * access.itemsize >= self.costs.far
 
+    def has_gaps(self, access: Access) -> bool:
+        """Whether an operand that is read often may be packed, and a part of each line is read."""
+        if not (access.is_packable and self.nest.sums):
+            return False
+        is_often = self.points >= REUSE * WIDEST_TILE * access.size
+        last = access.dims[-1] if access.dims else {}
+        return is_often and len(last) == 1 and abs(*last.values()) > 1
+
     def is_packed(self, access: Access, lane: int) -> bool:
         """Whether an operand is better read from memory of its own, being read often enough."""
         key = id(access), lane
@@ -571,9 +579,9 @@ def moved(
     """Cycles to move operands into L1 or L2, with loops in this order, outermost first.
 
     Where all that a loop needs fits, it is moved once for all of its iterations. Where it does
-    not, only an operand that the loop does not change stays. For a piece of memory that begins
-    far from the last one there is some waiting, but not where a loop goes on along a line. `parts`
-    are bytes of parts of operands that have been counted before.
+    not, only an operand that the loop does not change stays; what only just fits is in between.
+    For a piece of memory that begins far from the last one there is some waiting, but not where a
+    loop goes on along a line. `parts` are bytes of parts of operands that have been counted before.
     """
     insides = [dict(sizes)]  # how far each axis goes inside of the first loops
     for level in levels:
@@ -592,14 +600,10 @@ def moved(
                 parts[key] = part
             bytes_at[-1].append(part[0])
             kept_at[-1] += part[1]
-    cycles, costs = 0.0, costs_of(target)
-    # a quarter of a cache is left to the rest
-    for capacity, rate, piece in (
-        (target.l1_bytes // 4 * 3, costs.l1_rate, 0.0),
-        (target.l2_bytes // 4 * 3, costs.l2_rate, costs.piece),
-        (target.l2_bytes * costs.beyond, costs.l2_rate, costs.far_piece),
-    ):
-        fits = next((k for k, b in enumerate(kept_at) if b <= capacity), len(levels))
+    costs = costs_of(target)
+
+    def cycles_of(fits: int, rate: float, piece: float) -> float:
+        """Cycles, where the cache holds what is inside of the first `fits` loops."""
         total = 0.0
         for (access, tight, kept, apart), nbytes in zip(operands, bytes_at[fits], strict=True):
             around = [x for x in levels[:fits] if not apart >> x.axis & 1]
@@ -615,6 +619,21 @@ def moved(
                     waiting *= last.count if step > costs.stream else 1
                 cost += waiting
             total += cost * times
+        return total
+
+    cycles = 0.0
+    for capacity, rate, piece in (
+        (target.l1_bytes, costs.l1_rate, 0.0),
+        (target.l2_bytes, costs.l2_rate, costs.piece),
+        (target.l2_bytes * costs.beyond, costs.l2_rate, costs.far_piece),
+    ):
+        # a quarter of a cache is left to the rest; of what takes a part of that, a part is lost
+        sure = capacity // 4 * 3
+        fits = next((k for k, b in enumerate(kept_at) if b <= sure), len(levels))
+        total = cycles_of(fits, rate, piece)
+        if fits and kept_at[fits - 1] < capacity:
+            lost = (kept_at[fits - 1] - sure) / (capacity - sure)
+            total = lost * total + (1 - lost) * cycles_of(fits - 1, rate, piece)
         cycles = max(cycles, total)
     return cycles
 

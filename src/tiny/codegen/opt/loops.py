@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 from tiny.codegen.opt.cost import Level, NestCost, Operand, Tile, fill_cost, moved
 from tiny.codegen.opt.nests import Access, Nest, axes_of
@@ -61,6 +62,12 @@ class Loops:
             axis = kernel.axes[k]
             if nest.mask >> k & 1 and sizes[k] > axis.step:
                 self.levels.append(Level(k, -(-sizes[k] // axis.step), axis.step))
+        # lanes that are added up go on along memory, in the innermost loop
+        self.levels.sort(key=lambda x: x.axis == tile.lane and bool(nest.own >> x.axis & 1))
+        # rows between which memory has what nobody reads take less of a cache where they are packed
+        self.with_gaps = frozenset(
+            [x.number for x in nest.loads if cost.has_gaps(x) and not cost.is_packed(x, tile.lane)]
+        )
         # the outermost loop of the reduction
         self.blocked_axis = next((x.axis for x in self.levels if nest.own >> x.axis & 1), -1)
 
@@ -127,8 +134,18 @@ class Loops:
 
         `block` elements are a block of the axis `blocked`, by default of the reduction's.
         """
-        kernel, nest, tile, costs, cost = self.kernel, self.nest, self.tile, self.costs, 0.0
         blocked = self.blocked_axis if blocked < 0 else blocked
+        plan = self.plan_packed(levels, block, seconds, blocked, frozenset())
+        if not self.with_gaps:
+            return plan
+        other = self.plan_packed(levels, block, seconds, blocked, self.with_gaps)
+        return min(plan, other, key=attrgetter("cost"))
+
+    def plan_packed(
+        self, levels: list[Level], block: int, seconds: float, blocked: int, more: Collection[int]
+    ) -> Plan:
+        """That plan, with the loads numbered `more` packed besides those that are in any case."""
+        kernel, nest, tile, costs, cost = self.kernel, self.nest, self.tile, self.costs, 0.0
         entries, seen = [], False
         for x in levels:
             is_outer = block and x.axis == blocked and not seen
@@ -139,13 +156,13 @@ class Loops:
         operands: list[Operand] = []
         for load in nest.loads:
             at, is_needed = None, self.cost.jumps_pages(load, tile)
-            if is_needed or self.cost.is_packed(load, tile.lane):
+            if is_needed or load.number in more or self.cost.is_packed(load, tile.lane):
                 at, price = self.place(load, levels)
                 cost += math.inf if is_needed and at is None else price
                 if at is not None:
                     staged.append((load.number, None if at < 0 else entries[at]))
-            has_lanes = tile.lane >= 0 and load.mask >> tile.lane & 1
-            is_tight = at is not None and bool(has_lanes)
+            has_lanes = tile.lane >= 0 and bool(load.mask >> tile.lane & 1)
+            is_tight = at is not None and (has_lanes or load.number in more)
             operands.append(Operand(load, is_tight, self.inside(levels, at)))
         operands += [Operand(x, apart=nest.own) for x in self.beside]
         carried = self.carried(levels)
