@@ -15,6 +15,7 @@ from tiny import Context, Tensor, TinyJit, Variable, dtypes
 from tiny.dtype import _to_np_dtype
 from tiny.helpers import GlobalCounters
 from tiny.mixin import sort as room
+from tiny.uop.ops import Ops
 
 NP_DTYPES = [
     *map(np.dtype, ("bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64")),
@@ -133,6 +134,17 @@ def method(request, monkeypatch):
 @pytest.mark.parametrize("descending", [False, True])
 def test_both_methods_sort(method, dtype, descending):
     check(drawn((2, 131), dtype), descending)
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "float16", "float32", "int64", "uint64"])
+def test_pairs_are_compared_signed_and_counted_as_wide(dtype):
+    """So vectors without unsigned comparisons need one instruction, and no lane changes places."""
+    keys = Tensor(drawn((2, 33), dtype))._sort_keys(False)
+    nodes = list(keys._ranks().uop.toposort())
+    wide = {s.dtype for n in nodes if n.op is Ops.CMPLT and n.shape == (2, 33, 33) for s in n.src}
+    counts = {n.dtype for n in nodes if n.op is Ops.REDUCE}
+    assert counts == {dtypes.int32 if keys.dtype.itemsize < 4 else dtypes.int64}
+    assert wide == counts
 
 
 @pytest.mark.parametrize("size", [1, 2, 63, 64, 65, 127, 128, 129])

@@ -31,9 +31,9 @@ _DIGITS = 1 << _DIGIT_BITS
 # elements in whose midst those of equal digit are counted by comparing all pairs
 _BLOCK = 64
 # All pairs of a row are compared if that takes no longer than passes over its digits, of which an
-# element costs as much as 400 pairs, and starting all their kernels as much as 16e6.
-_PAIRS_OF_AN_ELEMENT = 400
-_PAIRS_OF_KERNELS = 16_000_000
+# element costs as much as 600 pairs, and making all their kernels, which run 500 times, 5e6.
+_PAIRS_OF_AN_ELEMENT = 600
+_PAIRS_OF_KERNELS = 5_000_000
 # The first few of a row are found among all pairs; in blocks, to find whose first elements costs as
 # much as 8 pairs an element, and all kernels as much as 250e3; or in passes: 24 pairs, and 2e6.
 _PAIRS_OF_BLOCKS, _PAIRS_OF_THEIR_KERNELS = 8, 250_000
@@ -154,6 +154,11 @@ class SortMixin(ProcessingMixin):
         """The largest of keys of this dtype."""
         return self._scalar(self.dtype.max, self.dtype)
 
+    def _signed(self) -> Self:
+        """Keys as signed integers in the same order, which vectors compare in one instruction."""
+        signed = dtypes.int32 if self.dtype.itemsize == 4 else dtypes.int64
+        return (self ^ (1 << (signed.bitsize - 1))).bitcast(signed)
+
     def _keys_to(self, size: int) -> Self:
         """Keys with so many more in a row that each goes behind all others."""
         missing = size - self.shape[-1]
@@ -179,12 +184,14 @@ class SortMixin(ProcessingMixin):
         if self.dtype.itemsize < 8:
             # key and place in one number: no two are equal
             wide = dtypes.uint32 if self.dtype.itemsize < 4 and size <= 1 << 16 else dtypes.uint64
-            one = (self.cast(wide) << (wide.bitsize // 2)) | places.cast(wide)
+            one = ((self.cast(wide) << (wide.bitsize // 2)) | places.cast(wide))._signed()
             is_before = one.unsqueeze(-2) < one.unsqueeze(-1)
         else:
-            other, own = self.unsqueeze(-2), self.unsqueeze(-1)
+            one, places = self._signed(), places.cast(dtypes.int64)
+            other, own = one.unsqueeze(-2), one.unsqueeze(-1)
             is_before = (other < own) | (other.eq(own) & (places < places.unsqueeze(-1)))
-        return is_before.cast(dtypes.int32)._reduce(Ops.ADD, -1, False)
+        # counted as wide as they are compared, so that no lane changes its place
+        return is_before.cast(one.dtype)._reduce(Ops.ADD, -1, False).cast(dtypes.int32)
 
     def _inverted(self, count: int) -> Self:
         """From the ranks of a row the places of ranks 0 to count - 1."""
