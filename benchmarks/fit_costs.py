@@ -52,7 +52,10 @@ FACTORS = (0.5, 0.7, 0.85, 1.2, 1.4, 2.0)  # that a constant is moved by
 WORTH_MOVING = 2e-3  # of the mean logarithm of the regret, which it must fall by
 PASSES = 3
 # sizes, what a compiler may take, and the unit of it all
-FIXED = {"cycle", "far", "stream", "beyond", "runs", "compiling", "fill_code", "fill_apart_code"}
+FIXED = {
+    *("cycle", "far", "far_apart", "stream", "beyond"),
+    *("runs", "compiling", "fill_code", "fill_apart_code"),
+}
 
 T = TypeVar("T")
 

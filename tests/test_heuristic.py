@@ -244,13 +244,13 @@ def pixels(channels: int, filters: int, size: int, stride: int) -> UOp:
     return sink(param(0, filters, size, size).index(f, i, j).store(value))
 
 
-@pytest.mark.parametrize(("stride", "is_packed"), [(1, False), (2, True), (3, True)])
-def test_pixels_with_gaps_between_them_are_packed(stride, is_packed):
+@pytest.mark.parametrize("stride", [2, 3])
+def test_pixels_with_gaps_between_them_are_packed(stride):
     """In place they take as much of a cache as if all were read."""
     ast = pixels(512, 1024, 14, stride)
     found = chosen(ast, replace(TARGET, threads=2))
     staged = {o.arg for o in found[STAGE]}
-    assert (number_of_load(ast, 1) in staged) is is_packed
+    assert number_of_load(ast, 1) in staged
 
 
 @pytest.mark.parametrize("stride", [2, 3])

@@ -171,6 +171,31 @@ def test_what_is_packed_outside_of_all_loops_is_a_phase_of_its_own():
     assert loops(program)[0] == (8, AxisType.THREAD)
 
 
+def window_of_channels(channels: int) -> Case:
+    f, x, c, k = out(5, 0), out(10, 1), red(channels, 2), red(3, 3)
+    image, weight = some(channels, 12), some(5, channels, 3, seed=1)
+    product = param(1, channels, 12).index(c, x + k) * param(2, 5, channels, 3).index(f, c, k)
+    windows = np.lib.stride_tricks.sliding_window_view(image, 3, axis=1)
+    expected = np.einsum("cxk,fck->fx", windows, weight)
+    stored = param(0, 5, 10).index(f, x).store(product.reduce(c, k))
+    return Case(sink(stored), [blank(5, 10), image, weight], [expected, image, weight])
+
+
+@pytest.mark.parametrize("channels", [3, 8, 9, 11, 16])
+@pytest.mark.parametrize("slot", [1, 2])
+def test_lanes_along_a_sum_are_packed_side_by_side(channels, slot):
+    case = window_of_channels(channels)
+    load = loop_numbers(case.sink, slot)
+    rows = [Opt(VEC, 2, 4), Opt(UPCAST, 1, 3), Opt(UPCAST, 0, 2)]
+    for opts in (rows, [*rows, Opt(BLOCK, 2, 8)] if channels > 8 else [Opt(VEC, 2, 4)]):
+        for at in (None, 0, 1):
+            check(case, *opts, Opt(STAGE, at, load))
+    program = lower(case.sink, TARGET, [Opt(VEC, 2, 4), Opt(STAGE, None, load)])
+    groups = -(-channels // 4) if channels > 4 else channels / 4
+    elements = 4 * groups * (12 if slot == 1 else 5 * 3)
+    assert program.shared_nbytes == -(-4 * elements // 64) * 64
+
+
 def test_padding_is_put_into_the_box():
     case = conv_padded()
     image = loop_numbers(case.sink, 1)

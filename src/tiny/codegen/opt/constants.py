@@ -52,6 +52,7 @@ class Costs:
     phase: float = 2.5e4  # for threads to wait for each other, before what they all read
     l1_rate: float = 32.0  # bytes a cycle that come into L1 from L2
     l2_rate: float = 8.0  # bytes a cycle that come into L2 from what is behind it
+    memory_rate: float = 8.0  # bytes a cycle that come from memory to each of several threads
     piece: float = 10.0  # to wait for a piece that begins where nothing foretells, from behind L2
     far_piece: float = 40.0  # the same from memory, where it is in no cache
     beyond: int = 4  # times L2 that is in a cache which others have a part of
@@ -65,6 +66,7 @@ class Costs:
     rolled_across: float = 30.0  # the same where it is stored across its lanes
     caution: float = 1.3  # times what it seems to cost, for sums in memory: more can go wrong
     apart: float = 1.1  # the same, for rows that are apart so that fewer steps are idle
+    far_apart: int = 4096  # bytes of a step, from which on such rows are packed
     bytes_per_second: float = 2e10  # of memory, for the decision about threads
     place: float = 1.5e-9  # seconds to look up a place, or to store a vector there
 
@@ -82,8 +84,10 @@ class Costs:
     worth_splitting: float = 1e-4  # a sum of few outputs, shared in parts that are added up later
 
 
+_NARROW = Costs(choice=1.0, far_apart=64, l1_rate=25.0, memory_rate=2.4, carried_lanes=16.0)
+
 # by the bytes of a vector register
-TABLE = {64: Costs(), 32: Costs(choice=1.0), 16: Costs(choice=1.0)}
+TABLE = {64: Costs(), 32: _NARROW, 16: _NARROW}
 
 
 def costs_of(target: Target) -> Costs:

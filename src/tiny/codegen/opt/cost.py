@@ -37,7 +37,6 @@ WINDOW = 9  # steps of a reduction, up to which all are unrolled
 SHUFFLED_ROWS = 6  # registers for those
 MASKS = 7  # registers for conditions
 LINE = 64  # bytes
-PAGE = 4096  # bytes
 WAY = 4096  # bytes of the sets of L1, each with a line
 
 
@@ -127,14 +126,14 @@ class NestCost:
         """
         return bool(self.beside) and any(not self.beside >> k & 1 for k, _ in tile.rows)
 
-    def jumps_pages(self, access: Access, tile: Tile) -> bool:
-        """Whether rows that are apart are each read from page to page, if they are not packed."""
+    def jumps_far(self, access: Access, tile: Tile) -> bool:
+        """Whether rows that are apart are each read in steps too far, if they are not packed."""
         rows = [k for k, _ in tile.rows if access.mask >> k & 1 and not self.beside >> k & 1]
         has_lanes = tile.lane >= 0 and access.mask >> tile.lane & 1
         if not (rows and access.mask & self.beside) or has_lanes:
             return False
         steps = [access.strides.get(k, 0) or 0 for k, _ in self.loops if self.nest.own >> k & 1]
-        return max(map(abs, steps), default=0) * access.itemsize >= PAGE
+        return max(map(abs, steps), default=0) * access.itemsize >= self.costs.far_apart
 
     @property
     def is_bound_by_memory(self) -> bool:
@@ -626,6 +625,7 @@ def moved(
         (target.l1_bytes, costs.l1_rate, 0.0),
         (target.l2_bytes, costs.l2_rate, costs.piece),
         (target.l2_bytes * costs.beyond, costs.l2_rate, costs.far_piece),
+        (target.llc_bytes // 2, costs.memory_rate, 0.0),  # others have a part of it
     ):
         # a quarter of a cache is left to the rest; of what takes a part of that, a part is lost
         sure = capacity // 4 * 3

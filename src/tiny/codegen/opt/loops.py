@@ -18,6 +18,7 @@ MANY = 16  # iterations that threads share evenly enough, whatever their number
 WORTH_CARRYING = 1.2  # times its arithmetic that the best plan takes, before sums are carried
 BLOCKS = (2048, 512, 128, 32, 8)  # steps of a reduction between which sums are kept in memory
 LEAST_GATED = 1.5  # reads of an element under a condition, from which on packing pays
+MOST_OUTSIDE = 48 << 20  # bytes that are packed outside of all loops
 LEAST_READS = 4  # of an element, from which on packing pays
 
 
@@ -155,7 +156,7 @@ class Loops:
         staged: list[tuple[int, int | None]] = []
         operands: list[Operand] = []
         for load in nest.loads:
-            at, is_needed = None, self.cost.jumps_pages(load, tile)
+            at, is_needed = None, self.cost.jumps_far(load, tile)
             if is_needed or load.number in more or self.cost.is_packed(load, tile.lane):
                 at, price = self.place(load, levels)
                 cost += math.inf if is_needed and at is None else price
@@ -221,7 +222,7 @@ class Loops:
             box = load.box(inside)
             filled = box * (fills if depends else 1)
             nbytes = box * load.itemsize
-            if nbytes > (capacity if depends else 64 * capacity) or filled > least:
+            if nbytes > (capacity if depends else MOST_OUTSIDE) or filled > least:
                 continue
             price_of = fill_cost(load, tile.lane, self.costs)
             if price_of == self.costs.fill_across and self.cost.piece(load, inside) < SQUARE:

@@ -240,10 +240,7 @@ class Boxes:
             stride = strides[axis]
             if stride is not None and stride > 0:
                 if self.split.axes[axis].is_reduce:
-                    reader = _sum(terms, stride)
-                    return start, [
-                        _Dim(self.extent(axis, outside), reader, d, stride, None, self.rank(terms))
-                    ]
+                    return start, self.reduced_dims(axis, terms, d, stride, outside)
                 return start, [self.split_dim(t, d, stride) for t, _ in terms]
         if not inner:
             return start, []
@@ -260,6 +257,25 @@ class Boxes:
         every = [t for terms in inner.values() for t in terms]
         reader = _sum(every, 1) - low
         return start + low, [_Dim(reach + 1, reader, d, 1, None, self.rank(every))]
+
+    def reduced_dims(
+        self, axis: int, terms: list[tuple[UOp, int]], d: int, stride: int, outside: set[int]
+    ) -> list[_Dim]:
+        """The dimension of an axis that is reduced; its lanes are one of their own, innermost.
+
+        Else what is read in a step would be as far apart as the axis is long.
+        """
+        extent = self.extent(axis, outside)
+        lanes = [t for t, _ in terms if t.arg.kind is AxisType.VEC]
+        others = [(t, factor) for t, factor in terms if t not in lanes]
+        if not (lanes and others):
+            return [_Dim(extent, _sum(terms, stride), d, stride, None, self.rank(terms))]
+        width = lanes[0].src[0].arg
+        outer, unit = -(-extent // width), stride * width
+        return [
+            _Dim(outer, _sum(others, unit), d, unit, None, self.rank(others)),
+            _Dim(width, lanes[0], d, stride, None, self.rank([(lanes[0], stride)])),
+        ]
 
     def is_outside(self, term: UOp, outside: set[int]) -> bool:
         """Whether loops outside determine a term, that is no leaf."""
