@@ -17,6 +17,7 @@ import pytest
 
 from tiny import Tensor, TinyJit, Variable, dtypes
 from tiny.engine.jit import JitError
+from tiny.engine.signature import MOST_LAYOUTS, Reader
 from tiny.helpers import Context
 
 NAN = float("nan")
@@ -397,6 +398,14 @@ def test_disjoint_parts_of_one_tensor_may_be_written():
 # ---------------------------------------------------------------- what the code names
 
 number: Any = 1
+
+
+def test_ways_of_giving_arguments_are_forgotten():
+    reader = Reader(lambda **numbers: None)
+    for k in range(3 * MOST_LAYOUTS):
+        reader.layout((), {f"x{k}": 1})
+        assert len(reader.layouts) <= MOST_LAYOUTS
+    assert reader.layout((), {"x0": 1}) == Reader(lambda **numbers: None).layout((), {"x0": 1})
 
 
 @pytest.mark.parametrize(

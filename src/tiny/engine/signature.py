@@ -39,6 +39,7 @@ from tiny.uop.ops import Ops, UOp, VarArg
 from tiny.uop.runtime import JitError
 
 __all__ = [
+    "MOST_LAYOUTS",
     "PLAIN",
     "Call",
     "Layout",
@@ -53,6 +54,8 @@ __all__ = [
     "number_variable",
     "own_code",
 ]
+
+MOST_LAYOUTS = 64  # ways of giving arguments that are remembered of a function
 
 # what the function may do otherwise without being given anything else
 _SETTINGS = (
@@ -376,6 +379,8 @@ class Reader(CallReader):
         shape = len(args), tuple(kwargs)
         found = self.layouts.get(shape)
         if found is None:
+            if len(self.layouts) >= MOST_LAYOUTS:
+                self.layouts.clear()
             found = self.layouts[shape] = self._new_layout(*shape)
         return found
 
