@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from kernels import CASES, TARGET, matmul, out, param, red, sink
+from tiny import Tensor
 from tiny.codegen import lower
 from tiny.codegen.opt import Kernel, Opt, OptOps
 from tiny.codegen.opt.cost import Level, Operand, Tile, _Body, moved
@@ -504,3 +506,17 @@ def test_threads_share_writes_to_places_where_no_two_of_them_have_one(way, expec
     assert choose_opts(Kernel(ast, replace(WIDE, threads=1))) == tuple(alone)
     few = choose_opts(Kernel(written(way, 16, 65), WIDE))
     assert few == ((Opt(VEC, 1, 16),) if way == "rows" else ())
+
+
+@pytest.mark.parametrize("heads", [10, 11, 13])
+def test_threads_share_no_loop_outside_of_one_that_packs(heads):
+    q, k, v = [Tensor.empty(heads, 130, 64) for _ in range(3)]
+    linear: Any = Tensor.schedule_linear(q.scaled_dot_product_attention(k, v, is_causal=True))
+    target = replace(Device["CPU"].target, threads=2)
+    for item in linear.schedule.items:
+        kernel = Kernel(item.kernel, target)
+        found = chosen(item.kernel, target)
+        order = kernel.nest_order
+        shared = [order.index(o.axis) for o in found[THREAD]]
+        packed = [order.index(o.axis) for o in found[STAGE] if o.axis is not None]
+        assert not shared or not packed or shared[0] <= min(packed)

@@ -436,6 +436,12 @@ class _Choice:
                 size = axis.inner_size if axis.blocks_of < 0 else axis.size
                 step = axis.step if axis.blocks_of < 0 else 1
                 counts[k] = 1 << 20 if size is None else -(-size // step)
+        # inside of a loop that threads do not share, what is packed there would be packed again
+        places = {k: n for n, k in enumerate(kernel.nest_order)}
+        last = min(
+            [places[k] for k in kernel.staged.values() if k is not None], default=len(places)
+        )
+        counts = {k: n for k, n in counts.items() if places[k] <= last}
         if not counts and seconds > PHASES * self.costs.worth_threads and self.share_phases():
             return
         evenly = [k for k, n in counts.items() if shares_evenly(n)]
