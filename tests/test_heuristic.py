@@ -325,6 +325,22 @@ def test_narrow_vectors_have_no_rows_whose_steps_have_conditions_of_their_own(si
     assert not tiled & {2, 3}
 
 
+@pytest.mark.parametrize("bytes_", [32, 64])
+def test_a_condition_that_bounds_the_sum_changes_no_tile(bytes_):
+    """Of a causal mask: most steps are before the bound, and ask for nothing."""
+    target = replace(TARGET, vector_bytes=bytes_, threads=2)
+    h, i, j, r = out(4, 0), out(512, 1), out(64, 2), red(512, 3)
+    value = param(1, 4, 512, 512).index(h, i, r) * param(2, 4, 512, 64).index(h, r, j)
+    below = (r < i + 1).where(value, 0.0)
+    plain, masked = [
+        choose_opts(Kernel(sink(param(0, 4, 512, 64).index(h, i, j).store(x.reduce(r))), target))
+        for x in (value, below)
+    ]
+    tiles = [{o for o in opts if o.op in (VEC, UPCAST)} for opts in (plain, masked)]
+    assert tiles[0] == tiles[1]
+    assert all(o.op is not BLOCK for o in masked)
+
+
 def test_an_update_in_place_gets_lanes_that_divide():
     i = out(18, 0)
     x = param(0, 18)

@@ -5,6 +5,7 @@ The constants are those of `constants`.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from typing import NamedTuple
 
 from tiny.codegen.opt.constants import Costs, costs_of
 from tiny.codegen.opt.epilogues import LONG_SUM, SHORT, has_lanes_later, is_rolled
-from tiny.codegen.opt.idle import IdleSteps
+from tiny.codegen.opt.idle import MOST_STEPS, IdleSteps
 from tiny.codegen.opt.nests import Access, Nest, axes_of
 from tiny.uop.target import Target
 
@@ -35,6 +36,7 @@ WIDEST_TILE = 16  # points that use what is loaded once
 WIDEST_STRIDE = 4  # of lanes that are taken out of vectors beside each other
 WINDOW = 9  # steps of a reduction, up to which all are unrolled
 SHUFFLED_ROWS = 6  # registers for those
+MOST_BOUNDS, SAMPLES = 3, 8  # axes of an inequality whose steps are counted, and places along each
 MASKS = 7  # registers for conditions
 LINE = 64  # bytes
 WAY = 4096  # bytes of the sets of L1, each with a line
@@ -113,6 +115,32 @@ class NestCost:
                 found = self._needed[key] = x.needed(self.sizes, key[1])
             part *= found
         return part
+
+    @cached_property
+    def bounded(self) -> float:
+        """The part of the steps of its sums that a condition leaves, which bounds a long loop."""
+        bound = self.nest.bound
+        own, size = next((x for x in reversed(self.loops) if self.nest.own >> x[0] & 1), (-1, 0))
+        if own not in bound or size <= MOST_STEPS or len(bound) > MOST_BOUNDS:
+            return 1.0
+        places = [
+            [factor * ((2 * n + 1) * self.extents[k] / (2 * SAMPLES) - 0.5) for n in range(SAMPLES)]
+            for k, factor in bound.items()
+        ]
+        found = [sum(x) + self.nest.offset < 0 for x in itertools.product(*places)]
+        return max(1, sum(found)) / len(found)
+
+    def asking(self, tile: Sequence[tuple[int, int]], lane: int) -> float:
+        """The part of the steps of its sums, of those that run, that ask for their condition.
+
+        Where that bounds their loop, those do at which it holds in a part of a tile only.
+        """
+        bound, part = self.nest.bound, self.bounded
+        if part == 1 or lane in bound:
+            return 1.0
+        own = next(k for k, _ in reversed(self.loops) if self.nest.own >> k & 1)
+        apart = sum(abs(bound[k]) * (n - 1) for k, n in tile if k in bound)
+        return min(1.0, (1 + apart / abs(bound[own])) / (part * self.extents[own]))
 
     @cached_property
     def beside(self) -> int:
@@ -429,9 +457,9 @@ class _Body:
         crowded = sum(1 << k for k, much in crowds if much > 1)
         crowd = 1 + costs.crowded * max([much for _, much in crowds], default=0.0)
         work = loads = stores = 0.0
-        needed = 1.0
+        needed = self.cost.bounded
         if self.cost.idle:
-            needed = self.cost.needed([*tiles, (self.lane, self.lane_extent)])
+            needed *= self.cost.needed([*tiles, (self.lane, self.lane_extent)])
         once, code, made = 0.0, self.code, 0.0
         for mask, places, (arithmetic, loaded, stored, more) in self.counts:
             has_lanes = self.lane >= 0 and mask >> self.lane & 1
@@ -487,9 +515,10 @@ class _Body:
         conditions = math.prod([n for k, n in tiles if nest.condition >> k & 1])
         # conditions that differ within a tile; others are asked once for it
         if conditions > 1 or (self.lane >= 0 and nest.condition >> self.lane & 1):
-            work *= 1 + costs.choice
-        if conditions > MASKS:
-            work *= 1.5 - 0.5 * MASKS / conditions
+            more = 1 + costs.choice
+            if conditions > MASKS:
+                more *= 1.5 - 0.5 * MASKS / conditions
+            work *= 1 + (more - 1) * self.cost.asking(tiles, self.lane)
         cycles = (max(loads, work) + stores) / costs.per_cycle + rolling
         # counting and jumping, which unrolling makes rarer, and what does not overlap
         cycles += needed * total / self.steps * (costs.loop if nest.own else costs.store_loop)

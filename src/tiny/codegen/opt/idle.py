@@ -19,6 +19,7 @@ from tiny.dtype import dtypes
 from tiny.uop.ops import AxisType, Ops, UOp
 
 __all__ = [
+    "MOST_STEPS",
     "IdleSteps",
     "Inequality",
     "find_needs",

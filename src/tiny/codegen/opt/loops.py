@@ -170,6 +170,10 @@ class Loops:
         cost += carried
         # what is moved is moved while something is computed
         moving = moved(operands, levels, sizes, kernel.target, self.parts)
+        if carried:  # no condition bounds a loop that carries sums
+            seconds /= self.cost.bounded
+        else:
+            moving *= self.cost.bounded
         cost += max(moving, seconds / costs.cycle) + costs.showing * moving
         if levels and levels[0].count % 2 and not nest.own >> levels[0].axis & 1:
             cost *= 1 + 1 / levels[0].count  # threads seldom are an odd number

@@ -9,6 +9,7 @@ from functools import cached_property
 
 from tiny._core.symbolic import simplify
 from tiny.codegen.lower.indices import flat_offset, linear_form
+from tiny.codegen.opt.idle import inequality_of
 from tiny.codegen.opt.splits import SplitKernel
 from tiny.codegen.opt.weights import weight_of
 from tiny.uop.ops import GroupOp, Ops, UOp
@@ -116,7 +117,8 @@ class Nest:
 
     `mask` are all axes of its body, `own` those that no other nest has: reduced or filled over.
     `work` counts the instructions of a point by the axes that they depend on. A sum is masked by
-    a condition over the axes `condition`.
+    a condition over the axes `condition`; where that is an inequality `bound` has its factors by
+    axis, and `offset` its constant.
     """
 
     mask: int
@@ -126,6 +128,8 @@ class Nest:
     stores: list[Access] = field(default_factory=list)
     work: dict[int, float] = field(default_factory=dict)
     condition: int = 0
+    bound: dict[int, int] = field(default_factory=dict)
+    offset: int = 0
 
     @property
     def sum_bytes(self) -> int:
@@ -183,15 +187,20 @@ def find_nests(kernel: SplitKernel) -> list[Nest]:
         # what is done to words costs nothing: it is part of a broadcast
         if node is not load and _is_data(node) and (unit is None or load.src[0] not in unit.words):
             made[load] = made.get(load, 0.0) + weight_of(node)
-    inside: set[UOp] = set()  # of what is made of several loads
+    inside: set[UOp] = set()  # of what is made of several loads, and of conditions that bound loops
     for load, prologue in kernel.prologues.items():
         below = [n for n in prologue.value.postorder() if n.op in GroupOp.ALU and _is_data(n)]
         made[load] = sum([weight_of(n) for n in below]) + float(len(prologue.others))
         inside.update(below, prologue.others)
     for node in order:
+        if node.op is Ops.REDUCE and node.arg.op is Ops.ADD and node.src[0].op is Ops.WHERE:
+            found = inequality_of(node.src[0].src[0])
+            if found is not None and not found.ranges().isdisjoint(node.src[1:]):
+                inside.update(node.src[0].src[0].postorder())
+    for node in order:
         mask = masks[node]
         if node.op is Ops.REDUCE:
-            _add_sum(node, nest_of(masks[node.src[0]] | _own(node, masks)), masks)
+            _add_sum(node, nest_of(masks[node.src[0]] | _own(node, masks)), kernel)
         elif node.op is Ops.STORE:
             stores.stores.append(access_of(node.src[0], kernel, -1))
         elif node.op is Ops.STAGE:
@@ -239,12 +248,15 @@ def _is_data(node: UOp) -> bool:
     return node.dtype.kind != "x"
 
 
-def _add_sum(node: UOp, nest: Nest, masks: dict[UOp, int]) -> None:
+def _add_sum(node: UOp, nest: Nest, kernel: SplitKernel) -> None:
     """Count a reduction. One that adds up products under a condition is a single instruction."""
-    value = node.src[0]
+    value, masks = node.src[0], kernel.masks
     mask = masks[value] | nest.own
     is_sum = node.arg.op is Ops.ADD
     if is_sum and value.op is Ops.WHERE:
+        found = inequality_of(value.src[0]) if nest.sums == 1 else None
+        nest.bound = {kernel.number_of[r]: factor for r, factor in found.terms} if found else {}
+        nest.offset = found.constant if found else 0
         nest.condition |= masks[value.src[0]]
         nest.add(masks[value], -1.0)
         value = value.src[1]
@@ -276,13 +288,17 @@ def access_of(index: UOp, kernel: SplitKernel, number: int, work: float = 0.0) -
     is_affine = all(t.op is Ops.RANGE for terms in forms for t, _ in terms)
     if is_affine:
         dims = tuple([{kernel.number_of[t]: f for t, f in terms} for terms in forms])
+    size = math.prod(shape)
+    if dims and len(dims[-1]) == 1 and abs(*dims[-1].values()) == 1:
+        columns = kernel.axes[next(iter(dims[-1]))].range.src[0].vmax
+        size = size // shape[-1] * min(columns, shape[-1])  # what is beside them is not read
     return Access(
         kernel.masks[index],
         strides,
         dims,
         kernel.masks[at[len(shape)]] if len(at) > len(shape) else 0,
         index.dtype.itemsize,
-        math.prod(shape),
+        size,
         number,
         memory.op is Ops.PARAM and is_affine and memory not in kernel.written,
         work,

@@ -198,7 +198,7 @@ class Tiles:
         for axis in axes_of(common):
             # what a product has along outputs of its own; not the weights of a row's elements
             again = [
-                x
+                self.costs[n].bounded * x.itemsize * x.box(sizes)
                 for n in self.nests
                 if n.sums
                 for x in n.loads
@@ -206,7 +206,7 @@ class Tiles:
             ]
             if kernel.axes[axis].step > 1 or not again:
                 continue
-            nbytes = sum(x.itemsize * x.box(sizes) for x in again)
+            nbytes = sum(again)
             if nbytes <= kernel.target.l2_bytes // 4 * 3:
                 nbytes = 0  # comes from L2 while something is computed
             points = kernel.points(common)
