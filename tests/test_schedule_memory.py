@@ -9,8 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conftest import examples
+from tensor_graphs import buffer, check, contiguous, exp, matmul, permute, reduce, reshape
 from tiny.schedule import memory
 from tiny.schedule.memory import ALIGNMENT, Lifetime, align, most_alive, plan_memory
+from tiny.uop.ops import UOp
 
 
 def check_plan(lives: list[Lifetime], offsets: list[int], arena: int) -> None:
@@ -89,3 +91,45 @@ def test_neighbouring_blocks_are_put_together():
 def test_the_last_block_grows_with_the_arena():
     lives = [Lifetime(128, 0, 1), Lifetime(64, 0, 0), Lifetime(256, 1, 1)]
     assert memory._place_by_time(lives)[1] == 128 + 256
+
+
+# ---------------------------------------------------------------- rows of temporaries
+
+
+def product(rows: int, columns: int) -> UOp:
+    """A matrix that is stored, since each element of it is wanted several times."""
+    return contiguous(matmul(buffer(rows, 3), buffer(3, columns)))
+
+
+def across(x: UOp) -> UOp:
+    """A product that goes down the columns of a matrix."""
+    return matmul(permute(x, 1, 0), buffer(x.shape[0], 2))
+
+
+def folded(x: UOp) -> UOp:
+    """The same, but with two rows for each that there was."""
+    rows, columns = x.shape
+    return across(reshape(x, 2 * rows, columns // 2))
+
+
+@pytest.mark.parametrize(
+    "use, rows, columns, pitch",
+    [
+        (across, 20, 1024, 1040),
+        (across, 20, 2048, 2064),
+        (across, 20, 1000, 1000),  # no multiple of a page
+        (across, 8, 1024, 1024),  # as many as a set has room for
+        (folded, 20, 1024, 1024),  # whose places are not those of rows and columns
+        (lambda x: matmul(x, buffer(1024, 2)), 20, 1024, 1024),  # along rows
+    ],
+)
+def test_rows_that_are_read_across_are_no_pages_apart(use, rows, columns, pitch):
+    bound = check(use(product(rows, columns)))
+    (slot,) = [s for s in bound.schedule.slots if s.role == "temp"]
+    assert slot.shape == (rows, pitch)
+
+
+def test_rows_of_results_are_as_users_see_them():
+    x = product(20, 1024)
+    bound = check(x, across(x), reduce(exp(x), 0))
+    assert all(slot.shape[-1] != 1040 for slot in bound.schedule.slots)

@@ -17,6 +17,7 @@ from tiny.schedule.kernels import Versions, build_kernels
 from tiny.schedule.liveness import Needs, order_by_memory
 from tiny.schedule.memory import Lifetime, plan_memory
 from tiny.schedule.order import Step, order_steps
+from tiny.schedule.pitches import spread_rows
 from tiny.schedule.ranges import plan_kernels
 from tiny.shared import Cache
 from tiny.uop.ops import Ops, UOp
@@ -232,6 +233,10 @@ def _make_schedule(
     slots, slot_of = _make_slots(g, buffers, steps, ordered.copies)
     # all versions of a buffer are one slot
     numbers = [tuple([slot_of[cell] for cell, _ in step.memory]) for step in steps]
+    temporary = {k: s.shape for k, s in enumerate(slots) if s.role == "temp"}
+    kernels, temporary = spread_rows([step.kernel for step in steps], numbers, temporary)
+    for n, shape in temporary.items():
+        slots[n] = slots[n]._replace(shape=shape)
     items = []
     for k in order_by_memory(before, *_temporaries(slots, steps, numbers)):
         step = steps[k]
@@ -242,7 +247,7 @@ def _make_schedule(
                     f"copy it with .to({step.device!r})"
                 )
         reason = _reason(step, slot_of)
-        items.append(ScheduleItem(step.kernel, numbers[k], step.device, reason, step.outputs))
+        items.append(ScheduleItem(kernels[k], numbers[k], step.device, reason, step.outputs))
     arena = _place_temporaries(slots, items)
     outputs = tuple([View(slot_of[o.cell], o.moves) for o in g.outputs])
     variables = {n.arg.name for i in items for n in i.kernel.postorder() if n.op is Ops.DEFINE_VAR}
