@@ -10,6 +10,7 @@ that begins as garbage whenever its scope is entered: both runs must give the sa
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -261,13 +262,16 @@ class _Kernel:
         target, value = store.src[:2]
         if store.arg == "ordered":
             return self.store_in_order(store, known)
-        for s in (*target.src, value):
+        for s in (*target.src, value, *store.src[2:]):
             self.value(s, known)
         at, ok = address(target, known)
         assert np.all(ok), "a store without bounds"
         loops = [r for r in self.depends[target] if r not in known or known[r].ndim]
         at = self.spread(at, loops) if self.loops else at
         new = np.broadcast_to(known[value], at.shape)
+        if store.arg == "partial":  # nobody reads the rest
+            rest = math.nan if new.dtype.kind == "f" else 1
+            new = np.where(known[store.src[2]], new, np.asarray(rest, new.dtype))
         return at.reshape(-1), new.reshape(-1)
 
     def store_in_order(self, store: UOp, known: dict[UOp, Array]) -> tuple[Array, Array]:

@@ -13,10 +13,12 @@ from conftest import examples
 from kernels import TARGET, Case, blank, out, param, red, sink, some
 from test_tiling import check
 from tiny.codegen import LinearProgram, lower
-from tiny.codegen.opt import Kernel, KernelOptError, Opt, OptOps, idle
-from tiny.codegen.opt.idle import idle_steps, inequality_of, needed_steps
+from tiny.codegen.opt import Kernel, KernelOptError, Opt, OptOps
+from tiny.codegen.opt.idle import idle_steps, needed_steps
 from tiny.dtype import dtypes
 from tiny.runtime.python import interpret
+from tiny.uop import needs
+from tiny.uop.needs import inequality_of
 from tiny.uop.ops import AxisType, Ops, ReduceArg, StageArg, UOp
 
 VEC, UPCAST, UNROLL, SWAP = OptOps.VEC, OptOps.UPCAST, OptOps.UNROLL, OptOps.SWAP
@@ -88,6 +90,18 @@ def rows_kept(condition, rows: int, columns: int, width: int) -> Case:
     return Case(sink(store), before, [weights @ v, *before[1:]])
 
 
+def stored_in_part(condition, rows: int, columns: int, width: int) -> Case:
+    """A product, of which what is not wanted is there already: it may be stored or not."""
+    m, n, k = out(rows, 0), out(columns, 1), red(width, 2)
+    a, b = some(rows, width), some(columns, width, seed=1)
+    total = (param(1, rows, width).index(m, k) * param(2, columns, width).index(n, k)).reduce(k)
+    store = param(0, rows, columns).index(m, n).store(total)
+    store = store.replace(src=(*store.src, condition(m, n)), arg="partial")
+    product = a @ b.T
+    before = np.where(holds(condition, rows, columns), np.nan, product).astype(np.float32)
+    return Case(sink(store), [before, a, b], [product, a, b])
+
+
 def drawn_opts(ast: UOp, seed: int) -> list[Opt]:
     """Legal Opts, drawn."""
     rng = random.Random(seed)
@@ -110,7 +124,7 @@ def drawn_opts(ast: UOp, seed: int) -> list[Opt]:
     return list(kernel.applied_opts)
 
 
-@pytest.mark.parametrize("make", [masked_matmul, rows_kept])
+@pytest.mark.parametrize("make", [masked_matmul, rows_kept, stored_in_part])
 @pytest.mark.parametrize("name", CONDITIONS)
 def test_all_that_is_needed_is_computed(name, make):
     for seed, sizes in itertools.product(range(examples(60, 1)), SIZES):
@@ -154,8 +168,17 @@ def test_what_is_known_of_loops():
 
     assert axes(masked_matmul(CONDITIONS["causal"], 9, 9, 4)) == {2}
     assert axes(rows_kept(CONDITIONS["causal"], 9, 9, 4)) == {2, 3, 4}
+    assert axes(stored_in_part(CONDITIONS["causal"], 9, 9, 4)) == {0, 1}
     # nothing is known of a remainder
     assert axes(masked_matmul(lambda m, n: (m + n) % 3 < 1, 9, 9, 4)) == set()
+
+
+def test_what_is_not_wanted_is_not_stored():
+    case = stored_in_part(CONDITIONS["causal"], 16, 16, 4)
+    memory = [np.array(a).reshape(-1).copy() for a in case.before]
+    memory[0][:] = np.nan
+    interpret(lower(case.sink, TARGET, []), memory, {})
+    np.testing.assert_array_equal(~np.isnan(memory[0].reshape(16, 16)), np.tri(16, dtype=bool))
 
 
 @pytest.mark.parametrize("is_nested", [True, False])
@@ -168,10 +191,10 @@ def test_many_conditions_are_each_read_once(is_nested, monkeypatch):
         value = (condition if is_nested else both).where(value * 2.0, number(0))
     order = value.reduce(n).postorder()
     read = []
-    monkeypatch.setattr(idle, "inequality_of", lambda c: read.append(c) or inequality_of(c))
+    monkeypatch.setattr(needs, "inequality_of", lambda c: read.append(c) or inequality_of(c))
     found = needed_steps(order)
     assert len(read) == len(set(read)) == 100
-    assert 0 < len(found[n]) <= 2 * idle.MOST_KNOWN
+    assert 0 < len(found[n]) <= 2 * needs.MOST_KNOWN
 
 
 def test_a_value_that_is_needed_elsewhere_too_is_made_everywhere():

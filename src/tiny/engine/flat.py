@@ -279,7 +279,7 @@ def _arg(op: Ops, dtype: DType, plain: Any) -> Any:
             raise Damaged(f"a constant of {dtype.name} is {value!r}")
         return value
     if op is Ops.STORE:
-        if plain not in (None, "ordered"):
+        if plain not in (None, "ordered", "partial"):
             raise Damaged(f"STORE carries {plain!r}")
         return plain
     if op is Ops.SINK:

@@ -17,6 +17,7 @@ from tiny.schedule.kernels import Versions, build_kernels
 from tiny.schedule.liveness import Needs, order_by_memory
 from tiny.schedule.memory import Lifetime, plan_memory
 from tiny.schedule.order import Step, order_steps
+from tiny.schedule.partial import store_what_is_read
 from tiny.schedule.pitches import spread_rows
 from tiny.schedule.ranges import plan_kernels
 from tiny.shared import Cache
@@ -234,7 +235,9 @@ def _make_schedule(
     # all versions of a buffer are one slot
     numbers = [tuple([slot_of[cell] for cell, _ in step.memory]) for step in steps]
     temporary = {k: s.shape for k, s in enumerate(slots) if s.role == "temp"}
-    kernels, temporary = spread_rows([step.kernel for step in steps], numbers, temporary)
+    written = [step.outputs for step in steps]
+    kernels = store_what_is_read([step.kernel for step in steps], numbers, written, temporary)
+    kernels, temporary = spread_rows(kernels, numbers, temporary)
     for n, shape in temporary.items():
         slots[n] = slots[n]._replace(shape=shape)
     items = []

@@ -495,9 +495,15 @@ def stores_own_dtype(x: UOp) -> bool:
 
 
 def is_kernel_store(x: UOp) -> bool:
-    """A STORE of a kernel; an "ordered" one writes to computed places in the order of loops."""
-    if not stores_own_dtype(x) or x.arg not in (None, "ordered"):
+    """A STORE of a kernel; an "ordered" one writes to computed places in the order of loops.
+
+    Of a "partial" one nobody reads the elements for which its condition, the last source, is false:
+    they may be anything afterwards.
+    """
+    if not stores_own_dtype(x) or x.arg not in (None, "ordered", "partial"):
         return False
+    if x.arg == "partial":
+        return len(x.src) == 3 and x.src[2].dtype is dtypes.bool
     return all(_is_loop(r) for r in x.src[2:]) and (x.arg == "ordered" or len(x.src) == 2)
 
 

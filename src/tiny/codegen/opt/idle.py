@@ -7,44 +7,25 @@ depending on the loops around it: of a causal mask half of the work is left.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from tiny._core.symbolic import simplify
 from tiny.codegen.lower.indices import linear_form
 from tiny.codegen.lower.tiled import Loop, Need
 from tiny.codegen.opt.axes import Part
-from tiny.dtype import dtypes
+from tiny.uop.needs import NOTHING, Inequality, Known, inequality_of, is_masked, needs_of
 from tiny.uop.ops import AxisType, Ops, UOp
 
 __all__ = [
     "MOST_STEPS",
     "IdleSteps",
-    "Inequality",
     "find_needs",
     "idle_steps",
-    "inequality_of",
     "needed_steps",
     "without_implied",
 ]
 
 MOST_STEPS = 64  # of a reduced axis whose needed steps are counted
-
-
-class Inequality(NamedTuple):
-    """sum(factor * range) + constant < 0."""
-
-    terms: frozenset[tuple[UOp, int]]
-    constant: int
-
-    def renamed(self, names: Mapping[UOp, UOp]) -> Inequality:
-        """The same of other ranges."""
-        return Inequality(frozenset([(names.get(r, r), f) for r, f in self.terms]), self.constant)
-
-    def ranges(self) -> set[UOp]:
-        """What it depends on."""
-        return {r for r, _ in self.terms}
 
 
 class IdleSteps(NamedTuple):
@@ -85,17 +66,12 @@ class IdleSteps(NamedTuple):
         return count / (steps * -(-size // extent))
 
 
-Known = frozenset[Inequality]
-NOTHING: Known = frozenset()
-MOST_KNOWN = 16  # that are told of a node: to know less is right as well, and no chain is quadratic
-
-
 def needed_steps(order: Iterable[UOp]) -> dict[UOp, Known]:
     """For ranges of reductions and STAGEs: what holds at each of their steps that is needed.
 
     `order` is a kernel (level 2), sources first.
     """
-    _, steps = _needs_of(list(order))
+    _, steps = needs_of(list(order))
     return {r: frozenset([x for x in known if r in x.ranges()]) for r, known in steps.items()}
 
 
@@ -103,7 +79,7 @@ def idle_steps(sink: UOp, numbers: Mapping[UOp, int]) -> list[IdleSteps]:
     """Those of the short loops of masked sums of a kernel, with the numbers of its axes."""
     terms: dict[tuple[int, int], list[tuple[int, int, int, int]]] = {}
     for node in sink.postorder():
-        if node.op is not Ops.REDUCE or not _is_masked(node):
+        if node.op is not Ops.REDUCE or not is_masked(node):
             continue
         for term in node.src[0].src[0].split_uop(Ops.AND):
             found, multiple = inequality_of(term), 0
@@ -138,7 +114,7 @@ def _whole_steps(condition: UOp) -> tuple[Inequality, int] | None:
 def without_implied(sink: UOp) -> UOp:
     """The kernel less the choices whose conditions hold wherever they matter."""
     nodes = sink.postorder()
-    wanted, _ = _needs_of(nodes)
+    wanted, _ = needs_of(nodes)
     new: dict[UOp, UOp] = {}
     for node in nodes:
         src = tuple([new[s] for s in node.src])
@@ -149,54 +125,6 @@ def without_implied(sink: UOp) -> UOp:
             if all(x is not None and x in known for x in terms):
                 new[node] = src[1]
     return new[sink]
-
-
-def _needs_of(nodes: list[UOp]) -> tuple[dict[UOp, Known], dict[UOp, Known]]:
-    """What holds wherever the value of a node matters; and at the steps of ranges that do."""
-    wanted: dict[UOp, Known] = {}
-    steps: dict[UOp, Known] = {}
-    ranges: dict[UOp, set[UOp]] = {}  # that a STAGE is in, with its own
-    terms = _Terms()
-    if not any(n.op is Ops.WHERE for n in nodes) or not any(n.op is Ops.REDUCE for n in nodes):
-        return wanted, steps
-
-    def want(node: UOp, known: Known) -> None:
-        wanted[node] = known & wanted[node] if node in wanted else known
-
-    for node in reversed(nodes):
-        known = wanted.get(node, NOTHING)
-        if node.op is Ops.WHERE:
-            condition, chosen, other = node.src
-            want(condition, known)
-            more = known | terms.of(condition)
-            want(chosen, more if len(more) <= MOST_KNOWN else known)
-            want(other, known)
-            continue
-        if node.op is Ops.REDUCE:
-            only = known | (terms.of(node.src[0].src[0]) if _is_masked(node) else NOTHING)
-            for r in node.src[1:]:
-                steps[r] = steps[r] & only if r in steps else only
-        elif node.op is Ops.STAGE:
-            for r in node.src[1:]:
-                steps[r] = steps[r] & known if r in steps else known
-        elif node.op is Ops.INDEX and node.src[0].op is Ops.STAGE:
-            stage, *at = node.src
-            own = stage.src[1:]
-            if stage not in ranges:
-                ranges[stage] = {n for n in stage.postorder() if n.op is Ops.RANGE}
-            names = {i: r for i, r in zip(at, own, strict=False) if i.op is Ops.RANGE}
-            # of the ranges of the reader only those are known there that it reads at
-            lost = {n for i in at for n in i.postorder() if n.op is Ops.RANGE} - set(names)
-            inside = ranges[stage].difference(own)
-            found = [x for x in known if not x.ranges() & lost]
-            found = [x.renamed(names) for x in found if x.ranges() <= inside | set(names)]
-            want(stage, frozenset(found))
-            for i in at:
-                want(i, NOTHING)
-            continue
-        for s in node.src:
-            want(s, known if node.op is not Ops.SINK else NOTHING)
-    return wanted, steps
 
 
 def find_needs(
@@ -212,7 +140,7 @@ def find_needs(
     `new` is what the nodes of `order` have become, `values` the ranges of the axes (`ranges`, by
     number) as expressions of leaves, which `parts` describes.
     """
-    _, every = _needs_of(list(order))
+    _, every = needs_of(list(order))
     if not any(every.values()):
         return {}, ()
     # those of loops around are not asked for again inside
@@ -267,82 +195,3 @@ def _need(
             else:
                 others[leaf.arg.axis] = (leaf, times * size, min(far, 0), max(far, 0))
     return Need(factor, low, high, tuple([others[k] for k in sorted(others)]), conditions)
-
-
-def _is_masked(node: UOp) -> bool:
-    """Whether a reduction is of what a condition chooses, and of what changes nothing elsewhere."""
-    value, op = node.src[0], node.arg.op
-    if value.op is not Ops.WHERE or value.src[2].op is not Ops.CONST:
-        return False
-    other = value.src[2].arg
-    if op is Ops.ADD:
-        return other == 0 and math.copysign(1, other) > 0
-    return op is Ops.MAX and other == node.dtype.min
-
-
-class _Terms:
-    """The inequalities that conjunctions say, MOST_KNOWN of each at most."""
-
-    def __init__(self) -> None:
-        self.found: dict[UOp, Known] = {}
-
-    def of(self, condition: UOp) -> Known:
-        """Those of one; what several share is looked at once."""
-        found = self.found
-        stack = [condition]
-        while stack:
-            node = stack.pop()
-            if node in found:
-                continue
-            if node.op is not Ops.AND:
-                one = inequality_of(node)
-                found[node] = NOTHING if one is None else frozenset([one])
-                continue
-            todo = [s for s in node.src if s not in found]
-            if todo:
-                stack += [node, *todo]
-                continue
-            low, high = [found[s] for s in node.src]
-            both = low | high
-            found[node] = both if len(both) <= MOST_KNOWN else max(low, high, key=len)
-        return found[condition]
-
-
-def inequality_of(condition: UOp) -> Inequality | None:
-    """A comparison of indices, perhaps as integers, or its negation; None if it is no such."""
-    is_not = condition.op is Ops.CMPNE and condition.src[1].op is Ops.CONST
-    if is_not and condition.src[1].dtype is dtypes.bool and condition.src[1].arg:
-        condition = condition.src[0]
-    elif is_not:
-        return None
-    if condition.op is not Ops.CMPLT:
-        return None
-    low, high = (_as_index(s) for s in condition.src)
-    if low is None or high is None:
-        return None
-    # not a < b: b - a - 1 < 0
-    difference = high - low - 1 if is_not else low - high
-    form = linear_form(simplify(difference))
-    if not form.terms or any(t.op is not Ops.RANGE for t, _ in form.terms):
-        return None
-    return Inequality(frozenset(form.terms), form.constant)
-
-
-def _as_index(x: UOp) -> UOp | None:
-    """An integer as an index, where it is made of one."""
-    if x.dtype is dtypes.index:
-        return x
-    if x.op is Ops.CONST and x.dtype.kind in "iu":
-        return UOp.const(int(x.arg), dtypes.index)
-    if x.op is Ops.CAST and x.src[0].dtype is dtypes.index and x.dtype.kind in "iu":
-        index = x.src[0]
-        return index if x.dtype.min <= index.vmin and index.vmax <= x.dtype.max else None
-    if x.op is Ops.ADD or x.op is Ops.MUL:
-        if x.dtype.kind not in "iu":
-            return None
-        a, b = (_as_index(s) for s in x.src)
-        if a is None or b is None or (x.op is Ops.MUL and b.op is not Ops.CONST):
-            return None
-        index = a + b if x.op is Ops.ADD else a * b
-        return index if x.dtype.min <= index.vmin and index.vmax <= x.dtype.max else None
-    return None

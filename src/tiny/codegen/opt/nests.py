@@ -9,9 +9,9 @@ from functools import cached_property
 
 from tiny._core.symbolic import simplify
 from tiny.codegen.lower.indices import flat_offset, linear_form
-from tiny.codegen.opt.idle import inequality_of
 from tiny.codegen.opt.splits import SplitKernel
 from tiny.codegen.opt.weights import weight_of
+from tiny.uop.needs import inequality_of
 from tiny.uop.ops import GroupOp, Ops, UOp
 
 __all__ = ["Access", "Nest", "access_of", "axes_of", "find_nests"]

@@ -78,7 +78,7 @@ class SplitKernel:
         self.axes = [Axis(r, _constant(r.src[0]), r in reduced) for r in ranges]
         self.first_reduce = sum(not a.is_reduce for a in self.axes)
         # of such a kernel: those whose order does not matter, as no two steps write to one place
-        fixed = set(self.ast.src[0].src[2:])
+        fixed = set(self.ast.src[0].src[2:]) if self.is_ordered else set()
         if self.is_ordered:
             fixed -= _told_apart(self.ast.src[0].src[0])
         self.free_axes = [

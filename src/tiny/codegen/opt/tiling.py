@@ -211,6 +211,8 @@ class Tiling(Boxes):
             src = tuple([new[s] for s in node.src])
             if node.op is Ops.WMMA and node.arg.registers:
                 new[node] = node.replace(src=(*src, self.register_lanes(node.arg.m * node.arg.n)))
+            elif node.op is Ops.STORE and node.arg == "partial":
+                new[node] = node.replace(src=src[:2], arg=None)  # `needs` say where it is wanted
             elif node.op is Ops.REDUCE:
                 new[node] = self.reduce(node, src[0])
             elif node.op is Ops.STAGE:
