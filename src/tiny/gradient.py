@@ -11,6 +11,7 @@ from tiny.dtype import DType, dtypes, sum_acc_dtype
 from tiny.mixin.sizes import split_sizes
 from tiny.uop.functions import function, function_gradient
 from tiny.uop.ops import GroupOp, Ops, ReduceArg, UOp
+from tiny.uop.passes import compiler_pass
 
 __all__ = ["compute_gradient"]
 
@@ -29,6 +30,7 @@ class Writer(NamedTuple):
     number: Callable[[tuple[Any, ...]], UOp]
 
 
+@compiler_pass("gradient", "tensor graph, its targets", "tensor graphs of their gradients")
 def compute_gradient(
     root: UOp, root_grad: UOp, targets: set[UOp], writer: Writer | None = None
 ) -> dict[UOp, UOp]:

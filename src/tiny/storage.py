@@ -33,6 +33,7 @@ from tiny.helpers import all_int, prod
 from tiny.mixin.sizes import most
 from tiny.shared import make_lock
 from tiny.uop.ops import GroupOp, Ops, UOp
+from tiny.uop.passes import compiler_pass
 from tiny.uop.runtime import Setting, files, is_file, recorder, recorders, runtime
 from tiny.views import (
     in_order,
@@ -474,6 +475,7 @@ def _written_besides(wanted: Sequence[Storage]) -> list[Storage]:
     return written
 
 
+@compiler_pass("collect", "tensors", "storages to compute")
 def to_compute(tensors: Sequence[View]) -> list[Storage]:
     """The storages that `realize` would compute.
 

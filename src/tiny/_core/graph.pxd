@@ -43,6 +43,7 @@ cdef tuple shape_of(Node node)
 # Sources before users; each node once. Fills c_index with the position. Runs no Python code.
 cdef list postorder(Node root)
 cdef uint32_t new_epoch() noexcept
+cdef void count_visits(size_t nodes) noexcept        # by other traversals than these
 
 cdef void forget_settled(uint64_t bits) noexcept     # clear them in c_settled of every node
 

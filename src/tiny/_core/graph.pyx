@@ -96,6 +96,8 @@ cdef size_t SMALLEST = 1 << 12
 cdef Slot *slots = <Slot *>calloc(1 << 12, sizeof(Slot))
 cdef size_t slots_mask = (1 << 12) - 1
 cdef size_t slots_used = 0
+cdef uint64_t nodes_made = 0
+cdef uint64_t nodes_visited = 0
 
 
 cdef int resize_table(size_t capacity) noexcept:
@@ -118,7 +120,7 @@ cdef int resize_table(size_t capacity) noexcept:
 
 
 cdef int table_add(uint64_t h, PyObject *node) except -1:
-    global slots_used
+    global slots_used, nodes_made
     cdef size_t j
     # at most 0.62 full
     if (slots_used + 1) * 8 > (slots_mask + 1) * 5 and resize_table((slots_mask + 1) * 2):
@@ -129,6 +131,7 @@ cdef int table_add(uint64_t h, PyObject *node) except -1:
     slots[j].hash = h
     slots[j].node = node
     slots_used += 1
+    nodes_made += 1
     return 0
 
 
@@ -160,6 +163,16 @@ cdef void table_remove(uint64_t h, PyObject *node) noexcept:
 def table_stats() -> tuple[int, int]:
     """(nodes alive, slots of the table)."""
     return slots_used, slots_mask + 1
+
+
+cdef void count_visits(size_t nodes) noexcept:
+    global nodes_visited
+    nodes_visited += nodes
+
+
+def work_done() -> tuple[int, int]:
+    """(nodes made, nodes visited by traversals and rewrites) since the process began."""
+    return nodes_made, nodes_visited
 
 
 # ---------------------------------------------------------------- hashing and comparing
@@ -1049,6 +1062,7 @@ cdef list postorder(Node root):
             child.c_index = position
             position += 1
             order.append(child)
+    count_visits(position)
     return order
 
 
@@ -1069,6 +1083,7 @@ cdef dict gated_postorder(Node root, object gate):
                 if child not in seen:
                     seen.add(child)
                     stack.append((child, False))
+    count_visits(len(order))
     return order
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
+from weakref import WeakSet
 
 from tiny._core.graph import Node
 
@@ -29,6 +30,11 @@ class RuleTable:
         ints_only: bool,
         pure: bool | None,
     ) -> None: ...
+    def work(self) -> list[tuple[str, int, int, int]]: ...
+
+tables_alive: WeakSet[RuleTable]
+
+def count_rules(on: bool) -> None: ...
 
 class PatternMatcher:
     tables: tuple[RuleTable, ...]

@@ -9,12 +9,13 @@ sources. The drivers are iterative: no depth of a graph or of a chain of rewrite
 cimport cython
 from cpython.float cimport PyFloat_AS_DOUBLE, PyFloat_CheckExact
 from cpython.ref cimport PyObject, PyTypeObject
+from cpython.time cimport PyTime_PerfCounterRaw
 from cpython.tuple cimport PyTuple_New
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memcpy, memset
 from tiny._core.graph cimport (
-    INT_CONST, Node, PointerMap, forget_settled, pmap_free, pmap_get, pmap_init, pmap_put,
+    INT_CONST, Node, PointerMap, count_visits, forget_settled, pmap_free, pmap_get, pmap_init, pmap_put,
     same_arg, with_sources,
 )
 from tiny._core.ops cimport OP_CONST, OP_COUNT, OP_FUNCTION
@@ -108,6 +109,7 @@ cdef struct Rule:
     PyObject **constants    # of its table
     Ins *code               # of its table
     bint ints_only
+    int64_t attempts, matches, ns   # while rules are counted
 
 cdef struct Entry:
     uint64_t need           # ops that must be among the sources, as Node.c_sources
@@ -432,6 +434,10 @@ cdef uint64_t free_bits = ~<uint64_t>0
 cdef uint64_t dead_bits = 0
 
 
+# all tables that there are, for who counts
+tables_alive = weakref.WeakSet()
+
+
 cdef class RuleTable:
     """Rules written down together, compiled. A PatternMatcher is a sequence of tables."""
 
@@ -447,6 +453,7 @@ cdef class RuleTable:
     cdef list constants, kept
     cdef uint64_t c_bit
     cdef int c_runs
+    cdef object __weakref__
 
     def __init__(self, patterns, name, ints_only, pure):
         cdef Ins *ins
@@ -496,6 +503,7 @@ cdef class RuleTable:
             rule.constants = self.c_constants
             rule.code = self.c_code
             rule.ints_only = ints_only
+        tables_alive.add(self)
 
     def __dealloc__(self):
         global dead_bits
@@ -503,6 +511,18 @@ cdef class RuleTable:
         free(self.c_code)
         free(self.c_rules)
         free(self.c_constants)
+
+    def work(self) -> list:
+        """(rule, attempts, matches, nanoseconds) of each rule that was tried while counting."""
+        return [
+            (name, self.c_rules[i].attempts, self.c_rules[i].matches, self.c_rules[i].ns)
+            for i, name in enumerate(self.rule_names) if self.c_rules[i].attempts
+        ]
+
+    cdef void forget_work(self) noexcept:
+        cdef int i
+        for i in range(len(self.patterns)):
+            self.c_rules[i].attempts = self.c_rules[i].matches = self.c_rules[i].ns = 0
 
     cdef uint64_t bit(self) noexcept:
         """The memo bit, for a run that begins; 0: none. The first run does not take one yet."""
@@ -797,7 +817,6 @@ cdef object apply(PatternMatcher matcher, Node node, object ctx, bint checked):
     cdef Match m
     cdef Entry *entry = <Entry *>matcher.c_entries[node.c_op]
     cdef int integral = -1, i
-    cdef Ins *ip
     cdef uint64_t missing = ~node.c_sources
     cdef object result
     for i in range(matcher.c_counts[node.c_op]):
@@ -808,26 +827,69 @@ cdef object apply(PatternMatcher matcher, Node node, object ctx, bint checked):
                 integral = all_integral(node)
             if not integral:
                 continue
-        m.reg[0] = <PyObject *>node
-        m.depth = 0
-        m.code, m.constants = entry[i].rule.code, entry[i].rule.constants
-        ip = entry[i].start
-        while run(&m, ip):
-            result = call(entry[i].rule, m.end, m.reg, ctx)
-            if result is not None:
-                if not checked:
-                    fired = entry[i].rule.name
-                    return result
-                if not is_node(result):
-                    raise TypeError(
-                        f"rule {<str>entry[i].rule.name} returned {result!r} for {describe(node)}; "
-                        "a rule returns a node, or None when it does not apply"
-                    )
-                if result is not node:
-                    fired = entry[i].rule.name
-                    return result
-            ip = NULL
+        if counting:
+            result = attempt_counted(&m, entry + i, node, ctx, checked)
+        else:
+            result = attempt(&m, entry + i, node, ctx, checked)
+        if result is not None:
+            fired = entry[i].rule.name
+            return result
     return None
+
+
+cdef inline object attempt(Match *m, Entry *entry, Node node, object ctx, bint checked):
+    """What one rule makes of a node; None if it does not apply."""
+    cdef Ins *ip = entry.start
+    cdef object result
+    m.reg[0] = <PyObject *>node
+    m.depth = 0
+    m.code, m.constants = entry.rule.code, entry.rule.constants
+    while run(m, ip):
+        result = call(entry.rule, m.end, m.reg, ctx)
+        if result is not None:
+            if not checked:
+                return result
+            if not is_node(result):
+                raise TypeError(
+                    f"rule {<str>entry.rule.name} returned {result!r} for {describe(node)}; "
+                    "a rule returns a node, or None when it does not apply"
+                )
+            if result is not node:
+                return result
+        ip = NULL
+    return None
+
+
+cdef bint counting = False  # whether rules are counted
+cdef int64_t inner_ns = 0   # taken by rules that were tried by the one that is being tried
+
+
+def count_rules(bint on) -> None:
+    """Count what each rule does from now on, from nothing, or stop it. See `RuleTable.work`."""
+    global counting
+    cdef RuleTable table
+    if on:
+        for table in tables_alive:
+            table.forget_work()
+    counting = on
+
+
+cdef object attempt_counted(Match *m, Entry *entry, Node node, object ctx, bint checked):
+    """`attempt`, counted. Rules that it tries in its turn count their own time."""
+    global inner_ns
+    cdef int64_t start = PyTime_PerfCounterRaw(), outer_ns = inner_ns, took
+    cdef Rule *rule = entry.rule
+    rule.attempts += 1
+    inner_ns = 0
+    try:
+        result = attempt(m, entry, node, ctx, checked)
+    finally:
+        took = PyTime_PerfCounterRaw() - start
+        rule.ns += took - inner_ns
+        inner_ns = outer_ns + took
+    if result is not None:
+        rule.matches += 1
+    return result
 
 
 cdef Node rewrite_node(PatternMatcher matcher, Node node, object ctx):
@@ -1185,6 +1247,7 @@ cdef Node drive(Node root, PatternMatcher matcher, PatternMatcher before, Pointe
                 become(&r, <PyObject *>new, fired, False, root, name)
         return <Node>pmap_get(&r.results, <PyObject *>root)
     finally:
+        count_visits(steps)
         map_free(&r.results)
         free(r.frames)
         free(r.forms)

@@ -29,8 +29,8 @@ from tiny._core.arith cimport (
     add_overflows, borrowed_item, floordiv, floormod, length_of, mul_overflows,
 )
 from tiny._core.graph cimport (
-    BOUNDED, CANONICAL, INT_CONST, SCALAR, Node, make, make1, make2, make3, make_bool, make_const,
-    make_int, new_epoch, postorder, same_arg, with_sources,
+    BOUNDED, CANONICAL, INT_CONST, SCALAR, Node, count_visits, make, make1, make2, make3, make_bool,
+    make_const, make_int, new_epoch, postorder, same_arg, with_sources,
 )
 from tiny._core.ops cimport *
 from tiny._core.types cimport DType, coerce
@@ -1610,6 +1610,7 @@ cdef Node simplified(Node root):
     if root.c_canonical is not None:
         return root.c_canonical
     todo = unsettled(root)
+    count_visits(len(todo))
     try:
         for n in todo:
             if n.c_flags & INNER or n.c_flags & CANONICAL or n.c_canonical is not None:

@@ -217,7 +217,7 @@ def _worker(name: str, case: Case, timeout_s: float) -> Iterator[Callable[[str],
                 stdin.write(request.encode() + b"\n")
                 stdin.flush()
             if not select.select([stdout], [], [], timeout_s)[0]:
-                _kill(process)  # or it would disturb the others
+                kill(process)  # or it would disturb the others
                 raise TimeoutError(failed(f"did not answer within {timeout_s:g} s"))
             line = stdout.readline()
             if not line:
@@ -242,11 +242,11 @@ def _worker(name: str, case: Case, timeout_s: float) -> Iterator[Callable[[str],
             try:
                 process.wait(5)
             except subprocess.TimeoutExpired:
-                _kill(process)
+                kill(process)
             stdout.close()
 
 
-def _kill(process: subprocess.Popen[bytes]) -> None:
+def kill(process: subprocess.Popen[bytes]) -> None:
     """End a process of a session of its own, and all that it has started."""
     if hasattr(os, "killpg"):
         with contextlib.suppress(ProcessLookupError):

@@ -10,6 +10,7 @@ from tiny.codegen.program import LinearProgram, PackedProgram, Packing, Phase, P
 from tiny.helpers import NOOPT, SPEC, STRICT_REDUCE, TC, TC_OPT, TC_SELECT
 from tiny.shared import Cache
 from tiny.uop.ops import GroupOp, Ops, UOp
+from tiny.uop.passes import compiler_pass
 from tiny.uop.structure import check_kernel, check_program
 from tiny.uop.target import Target
 from tiny.uop.written import is_by_hand
@@ -49,6 +50,7 @@ def lower(kernel: UOp, target: Target, opts: Sequence[Opt] | None = None) -> Lin
     return _programs.get(key) or _programs.put(key, _lower(kernel, target, asked))
 
 
+@compiler_pass("lower", "kernel", "linear program")
 def _lower(ast: UOp, target: Target, opts: tuple[Opt, ...] | None) -> LinearProgram:
     if SPEC or not _is_made_of_parts(ast):
         check_kernel(ast)

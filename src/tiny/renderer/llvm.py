@@ -22,6 +22,7 @@ from tiny.dtype import DType, dtypes, float_to_fp8, truncate
 from tiny.renderer import Renderer
 from tiny.shared import cached
 from tiny.uop.ops import AxisType, GroupOp, Ops, UOp
+from tiny.uop.passes import compiler_pass
 from tiny.uop.target import Target
 from tiny.uop.units import MatrixUnit
 
@@ -50,6 +51,7 @@ _COMPARE = {
 class LLVMRenderer(Renderer):
     """Renders for the CPU whose features stand in the target."""
 
+    @compiler_pass("render", "linear program", "LLVM IR as text")
     def render(self, program: LinearProgram) -> str:
         """The text of a module with a function for each phase, named by `phase_name`."""
         declared: dict[str, None] = {}

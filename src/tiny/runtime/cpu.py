@@ -25,6 +25,7 @@ from tiny.renderer.llvm import CPU_OPS, LLVMRenderer, phase_name
 from tiny.renderer.x86_units import units_of
 from tiny.shared import make_lock
 from tiny.uop.ops import Ops
+from tiny.uop.passes import compiler_pass
 from tiny.uop.target import Target
 from tiny.uop.units import MatrixUnit
 
@@ -44,6 +45,7 @@ class CPUDevice(Compiled):
         compiler = LLVMCompiler(target.arch, target.features)
         super().__init__(name, target, HostAllocator(name), LLVMRenderer(target), compiler)
 
+    @compiler_pass("load", "object file", "kernel that can be called")
     def load(self, name: str, binary: bytes, program: LinearProgram) -> HostKernel:
         """The kernel, called with HostMemory; its machine code is unloaded when it dies."""
         try:
@@ -305,6 +307,7 @@ class LLVMCompiler(Compiler):
         module.data_layout = str(self.machine.target_data)
         return module
 
+    @compiler_pass("native compile", "LLVM IR as text", "object file")
     def compile(self, source: str, name: str) -> bytes:
         """The object file. CompileError also if it would call anything outside itself."""
         with _llvm_lock:

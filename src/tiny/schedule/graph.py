@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from tiny.uop.ops import BufferArg, GroupOp, Ops, UOp
+from tiny.uop.passes import compiler_pass
 
 # What a cell is to the scheduler.
 IGNORED = 0  # a GROUP of effects
@@ -29,6 +30,7 @@ _IDENTITIES = (Ops.CONTIGUOUS, Ops.COPY)
 _VANISHING = (Ops.DETACH, Ops.CONTIGUOUS_BACKWARD, Ops.NOOP)
 
 
+@compiler_pass("canonicalise", "tensor graph", "the same, buffers numbered")
 def canonicalise(sink: UOp, buffers: Sequence[UOp]) -> UOp:
     """The graph without what tells equal computations apart.
 
@@ -123,6 +125,7 @@ class TensorGraph:
             i = self.src[i][0]
 
 
+@compiler_pass("read graph", "tensor graph", "arrays by node: kinds, shapes, devices")
 def read_graph(sink: UOp, default_device: str) -> TensorGraph:
     """The lists for a canonical graph. ValueError if operands live on two devices."""
     nodes = sink.postorder()[:-1]

@@ -36,6 +36,7 @@ from tiny.schedule.kernels import Memory
 from tiny.schedule.order import Step, Steps
 from tiny.schedule.rows import keep_rows
 from tiny.uop.ops import Ops, UOp
+from tiny.uop.passes import compiler_pass
 from tiny.uop.target import Target
 
 MOST_STORES = 64  # of a kernel
@@ -49,6 +50,7 @@ _Group = Body | int  # a body, or the number of a step that is a copy between de
 CONTIGUOUS = "contiguous"  # why something is stored that stays a boundary, as the user asked
 
 
+@compiler_pass("join kernels", "steps", "fewer steps, and which precede them")
 def join_steps(
     steps: Steps, kept: Collection[int], targets: Mapping[str, Target]
 ) -> tuple[list[Step], list[list[int]], int]:

@@ -49,6 +49,7 @@ from tiny.uop.ops import (
     StageArg,
     UOp,
 )
+from tiny.uop.passes import compiler_pass
 
 # Memory as a kernel names it: a cell, and which version of it (0: as stored or handed in).
 Memory = tuple[int, int]
@@ -137,6 +138,7 @@ def _flattened(g: TensorGraph, effects: Sequence[int]) -> list[int]:
     return found
 
 
+@compiler_pass("build kernels", "requests", "kernels over ranges")
 def build_kernels(g: TensorGraph, plan: Plan, versions: Versions) -> list[Draft]:
     """All kernels of a plan, in the order of the cells they store.
 

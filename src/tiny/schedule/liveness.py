@@ -6,6 +6,8 @@ import heapq
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from tiny.uop.passes import compiler_pass
+
 
 class Needs(NamedTuple):
     """The temporaries that a step makes, and those that it reads."""
@@ -14,6 +16,7 @@ class Needs(NamedTuple):
     read: tuple[int, ...]
 
 
+@compiler_pass("order by memory", "steps", "an order that holds less memory")
 def order_by_memory(
     before: Sequence[Sequence[int]], needs: Sequence[Needs], nbytes: Mapping[int, int]
 ) -> list[int]:

@@ -8,6 +8,8 @@ from bisect import bisect_left, insort
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from tiny.uop.passes import compiler_pass
+
 ALIGNMENT = 64
 # Placing by size compares with all that were placed before: too slow for more buffers than this.
 MOST_BY_SIZE = 2000
@@ -27,6 +29,7 @@ def align(nbytes: int) -> int:
     return -(-nbytes // ALIGNMENT) * ALIGNMENT
 
 
+@compiler_pass("plan memory", "lifetimes", "offsets in an arena")
 def plan_memory(lifetimes: Sequence[Lifetime], reuse: bool = True) -> tuple[list[int], int]:
     """(offset of each buffer, bytes of the arena): none overlap in both space and time.
 

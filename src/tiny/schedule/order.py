@@ -17,6 +17,7 @@ from tiny.schedule.graph import CALL, TRANSFER, TensorGraph, argument_memory, wh
 from tiny.schedule.kernels import Access, Draft, Memory, Versions, any_of, overlaps
 from tiny.schedule.nests import Index
 from tiny.uop.ops import AxisType, KernelInfo, Ops, ParamArg, RangeArg, UOp
+from tiny.uop.passes import compiler_pass
 
 # A store is compared with this many later ones to find the first that it must precede.
 MOST_COMPARED = 8
@@ -57,6 +58,7 @@ class Steps(NamedTuple):
     copies: dict[int, int]
 
 
+@compiler_pass("order steps", "kernels", "steps after those that they read")
 def order_steps(g: TensorGraph, drafts: Iterable[Draft], versions: Versions) -> Steps:
     """The steps in an order to run them, and why; with copies where none would do otherwise."""
     steps = [(d.cell, _step_of(d)) for d in drafts]

@@ -41,6 +41,7 @@ from tiny.schedule.nests import (
 )
 from tiny.schedule.placement import OPERATIONS_A_BYTE, Placement, Verdict, Where
 from tiny.uop.ops import AxisType, Ops, UOp
+from tiny.uop.passes import compiler_pass
 from tiny.uop.target import Target
 
 MOST_ROUNDS = 4
@@ -65,6 +66,7 @@ class Plan:
         self.stores_huge = False  # what could be computed again instead
 
 
+@compiler_pass("plan kernels", "arrays by node", "requests: which kernel wants what where")
 def plan_kernels(g: TensorGraph, targets: dict[str, Target]) -> tuple[Plan, int, int]:
     """The cheapest plan of a few walks; with the number of walks and of visits in all.
 

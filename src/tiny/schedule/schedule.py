@@ -22,6 +22,7 @@ from tiny.schedule.pitches import spread_rows
 from tiny.schedule.ranges import plan_kernels
 from tiny.shared import Cache
 from tiny.uop.ops import Ops, UOp
+from tiny.uop.passes import compiler_pass
 from tiny.uop.spec import spec_tensor, verify
 from tiny.uop.structure import check_kernel
 from tiny.uop.target import Target
@@ -132,6 +133,7 @@ _cache: Cache[tuple[object, ...], Schedule] = Cache("schedules", MOST_SCHEDULES)
 _families: Cache[tuple[object, ...], _Family] = Cache("families of graphs", MOST_SCHEDULES)
 
 
+@compiler_pass("schedule", "tensor graph", "schedule, by its key if it is known")
 def create_schedule(
     sink: UOp, target_of: Callable[[str], Target], default_device: str
 ) -> BoundSchedule:

@@ -1,11 +1,13 @@
 """The models that are measured, each defined once over a library passed in.
 
-`lib` is a module that has `Tensor` and `nn`: `tiny`, or a peer with the same names.
+`lib` is a module that has `Tensor` and `nn`: `tiny`, or a peer with the same names. The package
+imports nothing else of `tiny`, and its own files by relative names, so that it can be loaded from
+its folder into a process that has the peer alone.
 """
 
-from tiny.bench.models.compiled import GRAPHS, MODELS, emptied
-from tiny.bench.models.language import GPT2, LSTM, BertModel
-from tiny.bench.models.networks import (
+from .compiled import GRAPHS, MODELS, emptied
+from .language import GPT2, LSTM, BertModel
+from .networks import (
     BATCH,
     Decoder,
     DecoderBlock,
@@ -37,9 +39,9 @@ from tiny.bench.models.networks import (
     turned,
     weights,
 )
-from tiny.bench.models.scaling import SCALING, SIZES
-from tiny.bench.models.unet import UNet
-from tiny.bench.models.vision import efficientnet_b0, vit
+from .scaling import SCALING, SIZES
+from .unet import UNet
+from .vision import efficientnet_b0, vit
 
 __all__ = [
     "BATCH",

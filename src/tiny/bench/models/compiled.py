@@ -10,8 +10,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from tiny.bench.models.language import GPT2, LSTM, BertModel
-from tiny.bench.models.networks import (
+from .language import GPT2, LSTM, BertModel
+from .networks import (
     Llama,
     conv_net,
     digits_net,
@@ -19,9 +19,9 @@ from tiny.bench.models.networks import (
     resnet50,
     trained,
 )
-from tiny.bench.models.scaling import SCALING, SIZES
-from tiny.bench.models.unet import UNet
-from tiny.bench.models.vision import efficientnet_b0, vit
+from .scaling import SCALING, SIZES
+from .unet import UNet
+from .vision import efficientnet_b0, vit
 
 Build = Callable[[], list[Any]]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from tiny.bench.models.networks import EncoderBlock, Norm, Table
+from .networks import EncoderBlock, Norm, Table
 
 
 class Attention:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from tiny.bench.models.networks import Norm
+from .networks import Norm
 
 
 class GroupNorm:

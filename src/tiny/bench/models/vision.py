@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tiny.bench.models.language import Attention
-from tiny.bench.models.networks import Network, Norm
+from .language import Attention
+from .networks import Network, Norm
 
 # (growth, kernel, stride, channels, repeats) of each stage, table 1 of Tan and Le
 B0 = (

@@ -20,12 +20,14 @@ from tiny.codegen.lower.indices import all_of, bounds, without_true_gates
 from tiny.codegen.lower.tiled import axis_masks
 from tiny.dtype import dtypes
 from tiny.uop.ops import Ops, UOp
+from tiny.uop.passes import compiler_pass
 
 __all__ = ["place_conditions"]
 
 Terms = frozenset[UOp]  # conditions that hold together
 
 
+@compiler_pass("place conditions", "kernel", "kernel, each condition where it is needed")
 def place_conditions(sink: UOp, strict: bool = False) -> UOp:
     """The kernel (level 2) with canonical indices, merged sums, and gates only on addresses.
 

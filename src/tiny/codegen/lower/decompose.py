@@ -20,6 +20,7 @@ from tiny.codegen.lower.functions import IN_FLOAT32, LOWERED, PERIODIC
 from tiny.codegen.lower.trigonometry import largest_magnitude
 from tiny.dtype import DType, dtypes, truncate
 from tiny.uop.ops import GroupOp, Ops, UOp
+from tiny.uop.passes import compiler_pass
 
 if TYPE_CHECKING:
     from tiny.uop.target import Target
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["decompose", "lower_division", "threefry"]
 
 
+@compiler_pass("decompose", "tiled kernel", "kernel of operations that the target has")
 def decompose(sink: UOp, target: Target) -> UOp:
     """The graph with every operation that the target lacks made of others, in one walk.
 

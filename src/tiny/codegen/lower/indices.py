@@ -10,6 +10,7 @@ from tiny._core.symbolic import simplify
 from tiny.codegen.lower.decompose import lower_division
 from tiny.dtype import DType, dtypes
 from tiny.uop.ops import Ops, UOp
+from tiny.uop.passes import compiler_pass
 
 __all__ = [
     "LinearForm",
@@ -31,6 +32,7 @@ class LinearForm(NamedTuple):
     terms: tuple[tuple[UOp, int], ...]
 
 
+@compiler_pass("flatten indices", "tiled kernel", "kernel, one index a load")
 def flatten_indices(sink: UOp) -> UOp:
     """INDEX(PARAM, i0, i1, …[, gate]) -> INDEX(PARAM, offset[, gate]), row-major and simplified.
 
@@ -98,6 +100,7 @@ def _is_true(x: UOp) -> bool:
     return x.op is Ops.CONST and x.dtype is dtypes.bool and x.arg
 
 
+@compiler_pass("lower index division", "tiled kernel", "kernel, divisions as multiplications")
 def lower_index_division(sink: UOp) -> UOp:
     """Division and modulo of indices as shifts and masks, or truncating where that is the same."""
     new: dict[UOp, UOp] = {}

@@ -11,9 +11,12 @@ from tiny.codegen.lower.sums import SumRules
 from tiny.codegen.lower.tiled import TiledKernel
 from tiny.codegen.program import Phase
 from tiny.dtype import dtypes
+from tiny.uop.passes import compiler_pass
 from tiny.uop.target import Target
 
 __all__ = ["linearize"]
+
+_expand = compiler_pass("expand", "tiled kernel", "phases: operations in order")(expand)
 
 
 def linearize(kernel: TiledKernel, target: Target) -> tuple[Phase, ...]:
@@ -26,5 +29,5 @@ def linearize(kernel: TiledKernel, target: Target) -> tuple[Phase, ...]:
     stores = len(kernel.sink.src)
     conditions, sink = sink.src[stores:], sink.replace(src=sink.src[:stores])
     rules = SumRules(kernel.strict, dtypes.float64 in target.dtypes)
-    phases = expand(kernel, sink, rules, conditions)
+    phases = _expand(kernel, sink, rules, conditions)
     return tuple(Phase(uops, count) for uops, count in phases)

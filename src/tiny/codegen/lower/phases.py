@@ -19,6 +19,7 @@ from tiny.codegen.lower.indices import all_of, inside, linear_form, without_true
 from tiny.dtype import dtypes
 from tiny.helpers import ceildiv
 from tiny.uop.ops import Ops, RangeArg, UOp
+from tiny.uop.passes import compiler_pass
 
 __all__ = ["split_phases"]
 
@@ -34,6 +35,7 @@ class _Steps(NamedTuple):
     step: int
 
 
+@compiler_pass("split phases", "kernel", "kernel, strided windows as remainders")
 def split_phases(sink: UOp) -> UOp:
     """A kernel (level 2, its conditions placed) whose strided sums are split into phases.
 

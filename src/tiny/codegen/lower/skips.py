@@ -11,10 +11,12 @@ from tiny.codegen.lower.indices import all_of
 from tiny.codegen.lower.tiled import TiledKernel
 from tiny.dtype import dtypes
 from tiny.uop.ops import GroupOp, Ops, UOp
+from tiny.uop.passes import compiler_pass
 
 __all__ = ["skip_masked_loops"]
 
 
+@compiler_pass("skip masked loops", "tiled kernel", "kernel, loops counted by conditions")
 def skip_masked_loops(kernel: TiledKernel, sink: UOp) -> UOp:
     """The graph of a tiled kernel, where a sum of WHERE(terms, value, 0) that has such terms is
     REDUCE(WHERE(others, value, 0), its leaves…, terms…)."""

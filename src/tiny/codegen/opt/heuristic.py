@@ -18,6 +18,7 @@ from tiny.codegen.opt.streams import find_stream, plan_stream
 from tiny.codegen.opt.tiles import TRANSPOSED_ROWS, Tiles
 from tiny.helpers import TC, TC_OPT, TC_SELECT
 from tiny.uop.ops import Ops, UOp
+from tiny.uop.passes import compiler_pass
 
 __all__ = ["choose_opts", "opts_beside_unit", "with_chosen_opts"]
 
@@ -51,6 +52,7 @@ def choose_opts(kernel: SplitKernel) -> tuple[Opt, ...]:
     return with_chosen_opts(kernel).applied_opts
 
 
+@compiler_pass("choose Opts", "axes", "a list of Opts, applied")
 def with_chosen_opts(kernel: SplitKernel) -> SplitKernel:
     """A copy of a kernel to which those Opts have been applied."""
     if kernel.is_ordered:

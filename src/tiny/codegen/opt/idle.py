@@ -15,6 +15,7 @@ from tiny.codegen.lower.tiled import Loop, Need
 from tiny.codegen.opt.axes import Part
 from tiny.uop.needs import NOTHING, Inequality, Known, inequality_of, is_masked, needs_of
 from tiny.uop.ops import AxisType, Ops, UOp
+from tiny.uop.passes import compiler_pass
 
 __all__ = [
     "MOST_STEPS",
@@ -111,6 +112,7 @@ def _whole_steps(condition: UOp) -> tuple[Inequality, int] | None:
     return Inequality(frozenset(form.terms), form.constant), step.arg
 
 
+@compiler_pass("drop implied conditions", "kernel", "kernel, loops with fewer conditions")
 def without_implied(sink: UOp) -> UOp:
     """The kernel less the choices whose conditions hold wherever they matter."""
     nodes = sink.postorder()

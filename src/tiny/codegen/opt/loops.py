@@ -11,6 +11,7 @@ from tiny.codegen.opt.cost import Level, NestCost, Operand, Tile, fill_cost, mov
 from tiny.codegen.opt.nests import Access, Nest, axes_of
 from tiny.codegen.opt.packing import SQUARE
 from tiny.codegen.opt.splits import SplitKernel
+from tiny.uop.passes import compiler_pass
 
 __all__ = ["Loops", "Plan", "shares_evenly"]
 
@@ -130,6 +131,7 @@ class Loops:
         rows = [x for x in others if x not in batch]
         return self.plan([*batch, outer, *reduces, *rows, inner], block, seconds, axis)
 
+    @compiler_pass("plan loops", "tile, order of loops", "where operands are packed, and the cost")
     def plan(self, levels: list[Level], block: int, seconds: float, blocked: int = -1) -> Plan:
         """Where operands are packed with loops in an order, and what all of that costs.
 

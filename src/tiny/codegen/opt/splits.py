@@ -21,6 +21,7 @@ from tiny.codegen.opt.tiling import Tiling
 from tiny.codegen.opt.units import UnitUse, unit_uses
 from tiny.helpers import STRICT_REDUCE, colored
 from tiny.uop.ops import AxisType, Ops, UOp
+from tiny.uop.passes import compiler_pass
 from tiny.uop.target import Target
 
 __all__ = ["SplitKernel"]
@@ -62,6 +63,7 @@ class SplitKernel:
         self._kept_slots = frozenset(kept)
         self._read(without_implied(split_phases(place_conditions(ast, self.strict))))
 
+    @compiler_pass("read axes", "kernel", "axes, nests, loads of it")
     def _read(self, ast: UOp) -> None:
         """Find the axes of a kernel, none of them split."""
         self.ast = ast
@@ -529,6 +531,7 @@ class SplitKernel:
 
     # ------------------------------------------------------------ what it becomes
 
+    @compiler_pass("tile", "kernel, Opts", "kernel over loops, tiles and lanes")
     def tiled(self) -> TiledKernel:
         """The kernel over loops, tiles and lanes. KernelOptError if what is staged is not legal."""
         if self._tiled is None:

@@ -12,6 +12,7 @@ from tiny.codegen.opt.idle import idle_steps
 from tiny.codegen.opt.nests import Nest, axes_of, find_nests
 from tiny.codegen.opt.opts import Opt, OptOps
 from tiny.codegen.opt.splits import SplitKernel
+from tiny.uop.passes import compiler_pass
 
 __all__ = ["Tiles"]
 
@@ -86,6 +87,7 @@ class Tiles:
             found = self._tiles[key] = self._find_tiles(nest, kernel)
         return found
 
+    @compiler_pass("price tiles", "a nest's loads and stores", "tiles, cheapest first")
     def _find_tiles(self, nest: Nest, kernel: SplitKernel) -> list[Tile]:
         fixed = tuple([(k, kernel.axes[k].tile) for k in axes_of(nest.mask)])
         fixed = tuple([(k, n) for k, n in fixed if n > 1])
