@@ -8,6 +8,7 @@ import os
 
 os.environ.setdefault("SPEC", "1")  # read when tiny is imported, so before anything else
 os.environ.setdefault("POISON", "1")  # whoever reads what is not written yet, or freed, finds NaN
+os.environ.setdefault("CACHELEVEL", "0")  # what is tested is what is compiled now
 # threads of several test processes would spin while others want the cores
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 

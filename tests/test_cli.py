@@ -10,10 +10,13 @@ import numpy as np
 import pytest
 
 import tiny
+from tiny import Tensor
 from tiny.cli import main
 from tiny.cli.main import COMMANDS, commands
 from tiny.engine.export import load_step
-from tiny.helpers import VERSION
+from tiny.engine.kept import KERNELS
+from tiny.engine.realize import forget_kernels
+from tiny.helpers import VERSION, Context
 
 SCRIPT = """
 import sys
@@ -251,3 +254,20 @@ def test_the_version_is_that_of_the_package():
     assert len(parts) == 3
     assert all(part.isdecimal() for part in parts)
     assert tiny.__version__ == VERSION
+
+
+def test_cache_shows_and_clears_what_is_kept(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert tiny_command("cache") == 0
+    assert "kernels  0" in capsys.readouterr().out
+    with Context(CACHELEVEL=2, SPEC=0):
+        (Tensor([1.0, 2.0, 3.0]) * 7).realize()
+        forget_kernels()
+    count = KERNELS.size()[0]
+    assert tiny_command("cache") == 0
+    out = capsys.readouterr().out
+    assert f"kernels  {count}" in out and str(tmp_path / "tiny" / "kernels") in out and count
+    assert tiny_command("cache", "clear") == 0
+    assert f"removed {count} entries" in capsys.readouterr().out
+    assert KERNELS.size() == (0, 0)
+    assert tiny_command("cache", "nonsense") == 2

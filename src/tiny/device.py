@@ -62,7 +62,13 @@ class CompileError(Exception):
 
 
 class Compiler(ABC):
-    """From source text to a binary. The text alone decides what comes out."""
+    """From source text to a binary. The text alone decides what comes out.
+
+    `identity` says which compiler it is, its version and how it is set: where two are the same,
+    one text becomes one binary, so binaries may be kept for other processes. None: they are not.
+    """
+
+    identity: str | None = None
 
     @abstractmethod
     def compile(self, source: str, name: str) -> bytes:

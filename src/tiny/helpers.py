@@ -283,7 +283,7 @@ TRANSCENDENTAL = ContextVar("TRANSCENDENTAL", 1, effective=False)
 SPLIT_REDUCEOP = ContextVar("SPLIT_REDUCEOP", 1, effective=False)
 LRU = ContextVar("LRU", 1)  # keep freed memory for the next request of its size
 POISON = ContextVar("POISON", 0)  # fill memory with NaN when it is given out and taken back
-CACHELEVEL = ContextVar("CACHELEVEL", 2, effective=False)
+CACHELEVEL = ContextVar("CACHELEVEL", 2)  # of what is kept on disk for later processes; 0: nothing
 IGNORE_BEAM_CACHE = ContextVar("IGNORE_BEAM_CACHE", 0, effective=False)
 CHECK_OOB = ContextVar("CHECK_OOB", 0, effective=False)
 VIZ = ContextVar("VIZ", 0, effective=False)
@@ -660,9 +660,14 @@ def trange(n: int, **kwargs: Any) -> tqdm[int]:
 # ---------------------------------------------------------------- files
 
 
+def cache_path(*parts: str) -> Path:
+    """A path of the user's own cache: below XDG_CACHE_HOME, else ~/.cache."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "tiny", *parts)
+
+
 def cache_folder(*parts: str) -> Path:
-    """A folder of the user's own, made if missing: below XDG_CACHE_HOME, else ~/.cache."""
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    """That path as a folder, made if missing."""
+    folder = cache_path().parent
     folder.mkdir(parents=True, exist_ok=True)
     for part in Path("tiny", *parts).parts:  # one of those given may be of several
         folder /= part

@@ -17,7 +17,8 @@ from tiny._core.launch import HostKernel
 from tiny._core.memory import HostMemory
 from tiny.codegen import LinearProgram, Packing, ProgramParam, lower_packed
 from tiny.device import Buffer, Compiled
-from tiny.engine.realize import Step, load_program, lowering_settings
+from tiny.engine.kept import Made, lowering_settings
+from tiny.engine.realize import Step, load_made, make
 from tiny.helpers import DEBUG, PACKED_MB, nbytes_text
 from tiny.shared import Cache, make_lock
 from tiny.uop.ops import Ops, UOp
@@ -57,16 +58,23 @@ def _reader(kernel: UOp, device: Compiled, slots: frozenset[int]) -> _Reader | b
 
 
 def _compile(kernel: UOp, device: Compiled, slots: frozenset[int]) -> _Reader | bool:
-    found = lower_packed(kernel, device.target, slots)
-    if found is None:
+    def make_all() -> list[Made]:
+        found = lower_packed(kernel, device.target, slots)
+        if found is None:
+            return []
+        packings = [make(p.program, device, p) for p in found.packings]
+        return [*packings, make(found.program, device)]
+
+    loaded: list[tuple[Any, Made]] = load_made(kernel, device, make_all, slots)
+    if not loaded:
         return False
+    *packings, (call, reader) = loaded
     fills = []
-    for packing in found.packings:
-        source_is_first = packing.program.params[0].slot == packing.source
-        call: Any = load_program(packing.program, device)
-        fills.append(_Fill(call, packing, source_is_first))
-    call = load_program(found.program, device)
-    return _Reader(call, found.program, tuple(fills))
+    for fill, made in packings:
+        assert made.packing is not None, "all but the last one pack something"
+        source_is_first = made.program.params[0].slot == made.packing.source
+        fills.append(_Fill(fill, made.packing, source_is_first))
+    return _Reader(call, reader.program, tuple(fills))
 
 
 # ---------------------------------------------------------------- what is packed

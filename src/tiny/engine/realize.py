@@ -5,24 +5,29 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from tiny._core.launch import HostCopy, HostKernel, HostReplay, publish
-from tiny.codegen import LinearProgram, lower
+from tiny.codegen import LinearProgram, Packing, lower
 from tiny.codegen.opt import Kernel
-from tiny.device import Allocator, Arena, Buffer, Compiled, Device, HostAllocator, Program
+from tiny.device import (
+    Allocator,
+    Arena,
+    Buffer,
+    Compiled,
+    CompileError,
+    Device,
+    HostAllocator,
+    Program,
+)
 from tiny.dtype import DType, dtypes
+from tiny.engine.kept import Made, find_made, forget_made, keep_made, lowering_settings
 from tiny.function import Linear
 from tiny.helpers import (
     DEBUG,
     DEV,
     JIT,
-    NOOPT,
-    STRICT_REDUCE,
-    TC,
-    TC_OPT,
-    TC_SELECT,
     GlobalCounters,
     colored,
     nbytes_text,
@@ -42,8 +47,8 @@ __all__ = [
     "compile_kernel",
     "compile_linear",
     "forget_kernels",
-    "load_program",
-    "lowering_settings",
+    "load_made",
+    "make",
     "run_linear",
 ]
 
@@ -70,11 +75,6 @@ _kernels: Cache[tuple[Any, ...], CompiledKernel] = Cache("kernels", MOST_KERNELS
 _schedules: Cache[tuple[Any, ...], CompiledSchedule] = Cache("compiled schedules", MOST_SCHEDULES)
 
 
-def lowering_settings() -> tuple[int, ...]:
-    """The context variables that code generation reads."""
-    return bool(NOOPT), bool(STRICT_REDUCE), int(TC), int(TC_SELECT), int(TC_OPT)
-
-
 def compile_kernel(kernel: UOp, device: Compiled) -> CompiledKernel:
     """A kernel (a SINK of level 2) compiled and loaded on a device; equal ones once.
 
@@ -96,17 +96,39 @@ def _compile(kernel: UOp, device: Compiled) -> CompiledKernel:
         check_dtype(node.dtype, device)
     if DEBUG >= 5:
         print(graph_text(kernel, LINES_SHOWN))
-    program = lower(kernel, device.target)
+    ((call, made),) = load_made(
+        kernel, device, lambda: [make(lower(kernel, device.target), device)]
+    )
+    program = made.program
     return CompiledKernel(
-        load_program(program, device),
+        call,
         program,
         tuple([p.slot for p in program.params]),
         tuple([v.arg.name for v in program.variables]),
     )
 
 
-def load_program(program: LinearProgram, device: Compiled) -> Program:
-    """A linear program compiled and loaded on a device. CompileError carries its source."""
+def load_made(
+    kernel: UOp,
+    device: Compiled,
+    make_all: Callable[[], list[Made]],
+    slots: Collection[int] = (),
+) -> list[tuple[Program, Made]]:
+    """Load what was kept of a kernel on disk; without that, what `make_all` makes is, and kept."""
+    kept = find_made(kernel, device, slots)
+    if kept is not None:
+        try:
+            return [(device.load(m.program.name, m.binary, m.program), m) for m in kept]
+        except CompileError:
+            forget_made(kernel, device, slots)
+    made = make_all()
+    loaded = [(device.load(m.program.name, m.binary, m.program), m) for m in made]
+    keep_made(kernel, device, made, slots)
+    return loaded
+
+
+def make(program: LinearProgram, device: Compiled, packing: Packing | None = None) -> Made:
+    """A linear program compiled for a device. CompileError carries its source."""
     if DEBUG >= 6:
         _print_program(program)
     source = device.renderer.render(program)
@@ -115,7 +137,7 @@ def load_program(program: LinearProgram, device: Compiled) -> Program:
     binary = device.compiler.compile(source, program.name)
     if DEBUG >= 7:
         print(device.compiler.disassemble(source, program.name))
-    return device.load(program.name, binary, program)
+    return Made(program, binary, packing)
 
 
 def check_dtype(dtype: DType, device: Compiled) -> None:

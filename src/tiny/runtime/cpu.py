@@ -54,7 +54,8 @@ class CPUDevice(Compiled):
             )
         except RuntimeError as e:
             reason = f"it cannot be linked: {' '.join(str(e).split())}"
-            raise CompileError(name, reason, self.renderer.render(program)) from e
+            source = self.renderer.render(program) if program.uops else ""  # it was kept on disk
+            raise CompileError(name, reason, source) from e
         seconds = serial_seconds(program)
         return HostKernel(
             name,
@@ -292,6 +293,8 @@ class LLVMCompiler(Compiler):
         self.machine = llvm.Target.from_default_triple().create_target_machine(
             cpu=self.cpu, features=text, opt=1, reloc="pic", codemodel="small"
         )
+        version = ".".join(map(str, llvm.llvm_version_info))
+        self.identity = f"LLVM {version} {self.machine.triple} {self.cpu} {text}"
 
     def _parse(self, source: str, name: str) -> Any:
         llvm = _llvm()
