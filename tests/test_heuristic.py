@@ -471,6 +471,8 @@ SMALL_CACHE = replace(WIDE, llc_bytes=1 << 20)
         (sum_of_two(512, 512), replace(SMALL_CACHE, vector_bytes=32), True),
         (sum_of_two(512, 512), replace(WIDE, llc_bytes=1 << 22), False),  # fits
         (sum_of_two(512, 512), replace(WIDE, llc_bytes=3 << 20), False),  # so as well
+        (sum_of_two(512, 512), replace(WIDE, llc_bytes=3 << 20, vector_bytes=32), True),
+        (sum_of_two(512, 512), replace(WIDE, llc_bytes=4 << 20, vector_bytes=32), False),
         (sum_of_two(512, 512, in_place=True), SMALL_CACHE, False),
         (sum_of_two(16, 16391), SMALL_CACHE, True),  # rows that begin anywhere in a line
         (sum_of_two(512, 513), SMALL_CACHE, False),  # too short for that: their ends count

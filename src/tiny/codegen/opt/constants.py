@@ -68,6 +68,7 @@ class Costs:
     apart: float = 1.1  # the same, for rows that are apart so that fewer steps are idle
     far_apart: int = 4096  # bytes of a step, from which on such rows are packed
     bytes_per_second: float = 2e10  # of memory, for the decision about threads
+    keeping: float = 1.125  # times the last cache, up to which results are better found there
     place: float = 1.5e-9  # seconds to look up a place, or to store a vector there
 
     # ---- the time to compile, which a kernel is worth if it runs often
@@ -84,7 +85,9 @@ class Costs:
     worth_splitting: float = 1e-4  # a sum of few outputs, shared in parts that are added up later
 
 
-_NARROW = Costs(choice=1.0, far_apart=64, l1_rate=25.0, memory_rate=2.4, carried_lanes=16.0)
+_NARROW = Costs(
+    choice=1.0, far_apart=64, l1_rate=25.0, memory_rate=2.4, carried_lanes=16.0, keeping=0.75
+)
 
 # by the bytes of a vector register
 TABLE = {64: Costs(), 32: _NARROW, 16: _NARROW}

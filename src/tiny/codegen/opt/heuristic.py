@@ -395,8 +395,7 @@ class _Choice:
             for memory in (read, kernel.written - read)
         )
         total = read_bytes + stored_bytes
-        # what fits but for a little is better found there
-        if 8 * total <= 9 * kernel.target.llc_bytes:
+        if total <= self.costs.keeping * kernel.target.llc_bytes:
             return
         if seconds > SHARED * total / self.costs.bytes_per_second:
             return
