@@ -76,6 +76,8 @@ def value_of(
         return move(node, src[0], values)
     if op is Ops.REDUCE:
         return reduce(src[0], arg.op, arg.axes, node.dtype)
+    if op is Ops.SCAN:
+        return scan(src[0], arg.op, arg.axes[0], node.dtype)
     if op is Ops.INDEX:
         return read_at(src[0], src[1:])
     if op is Ops.STACK:
@@ -217,6 +219,14 @@ def bits_as(x: Array, dtype: np.dtype[Any]) -> Array:
 
 
 # ---------------------------------------------------------------- reductions
+
+
+def scan(x: Array, op: Ops, axis: int, dtype: DType) -> Array:
+    """Each element along an axis combined with all before it."""
+    wide = x.astype(np.float64) if dtypes.is_float(dtype) else x
+    function = {Ops.ADD: np.add, Ops.MUL: np.multiply, Ops.MAX: np.maximum}[op]
+    result = function.accumulate(wide, axis, dtype=wide.dtype)
+    return cast(result, dtypes.float64, dtype) if dtypes.is_float(dtype) else result
 
 
 def reduce(x: Array, op: Ops, axes: tuple[int, ...], dtype: DType) -> Array:

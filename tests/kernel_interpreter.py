@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from evaluate import bits_as, constant, elementwise, evaluate, move, np_dtype, reduce
+from evaluate import bits_as, constant, elementwise, evaluate, move, np_dtype, reduce, scan
 from tiny.schedule import BoundSchedule, ScheduleItem
 from tiny.uop.ops import AxisType, GroupOp, Ops, UOp
 
@@ -219,6 +219,10 @@ class _Kernel:
             axes = tuple(r.arg.axis for r in node.src[1:])
             x = self.spread(known[node.src[0]], node.src[1:])
             return reduce(x, node.arg.op, axes, node.dtype)
+        if op is Ops.SCAN:
+            loop = node.src[1]
+            x = self.spread(known[node.src[0]], (loop,))
+            return scan(x, node.arg.op, loop.arg.axis, node.dtype)
         if op is Ops.STAGE:
             # the loops that it depends on stay axes; its own become the memory behind them
             x = self.spread(known[node.src[0]], node.src[1:])

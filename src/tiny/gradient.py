@@ -547,6 +547,15 @@ def _reduce(node: UOp, g: UOp) -> Gradients:
     return (_product(node, g),)
 
 
+def _scan(node: UOp, g: UOp) -> Gradients:
+    """Of a running sum: the sums from each element to the end."""
+    if node.arg.op is not Ops.ADD:
+        raise RuntimeError(f"no gradient is known for a SCAN by {node.arg.op!r}")
+    axes = node.arg.axes
+    sums = UOp(Ops.SCAN, g.dtype, (UOp(Ops.FLIP, g.dtype, (g,), axes),), node.arg)
+    return (UOp(Ops.FLIP, g.dtype, (sums,), axes),)
+
+
 def _product(node: UOp, g: UOp) -> UOp:
     """The product of the other elements, found without dividing by zero.
 
@@ -598,4 +607,5 @@ _RULES: dict[Ops, Callable[[UOp, UOp], Gradients]] = {
     Ops.MAX: _maximum,
     Ops.WHERE: _where,
     Ops.REDUCE: _reduce,
+    Ops.SCAN: _scan,
 }

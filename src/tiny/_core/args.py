@@ -63,7 +63,7 @@ class LocalArg(NamedTuple):
 
 
 class ReduceArg(NamedTuple):
-    """How a REDUCE combines (ADD, MUL or MAX), and along which axes of a tensor."""
+    """How a REDUCE or SCAN combines (ADD, MUL or MAX), and along which axes of a tensor."""
 
     op: Ops
     axes: tuple[int, ...]

@@ -191,7 +191,10 @@ cdef class Scope:
 
 @cython.final
 cdef class Accumulator:
-    """One register of a reduction, for a combination of outer tiles and one of its own."""
+    """One register of a reduction, for a combination of outer tiles and one of its own.
+
+    Or of a SCAN: what it has come to, for a combination of tiles along other axes.
+    """
 
     cdef Node value  # what it holds now
 
@@ -208,6 +211,16 @@ cdef class Sums:
     cdef list levels        # see `SumRules.levels`
     cdef list accumulators  # for each REDUCE: {(key of outer tiles, key of separate ones): …}
     cdef list every         # (REDUCE, accumulator), all of them
+
+
+@cython.final
+cdef class ScanPlan:
+    """What a SCAN goes along: an axis, with its tile and its lane, -1 for those there are not."""
+
+    cdef Py_ssize_t axis
+    cdef int tile          # its place among all tiles
+    cdef int lane          # number of its leaf
+    cdef tuple others      # the tiles of other axes
 
 
 @cython.final
@@ -282,6 +295,8 @@ cdef class Expansion:
     cdef set sure                  # those that hold in the loops that are open now
     cdef dict fills                # STAGE -> how often it has been filled
     cdef set filled_before         # in earlier phases
+    cdef dict scans                # SCAN -> ScanPlan
+    cdef dict carries              # (SCAN, key of other tiles) -> Accumulator, in its loop
     cdef Py_ssize_t fresh          # for reads that are like no other
     cdef Py_ssize_t next_axis
     cdef Py_ssize_t next_register
@@ -356,7 +371,7 @@ cdef class Expansion:
         self.conditions, self.sure = conditions, set()
         self.masks, self.mask_ids, self.depths = [], {}, []
         self.scopes, self.home = [Scope()], {}
-        self.infos = {}
+        self.infos, self.scans, self.carries = {}, {}, {}
         self.describe(order)
 
     def __dealloc__(self):
@@ -422,6 +437,8 @@ cdef class Expansion:
             elif node.c_op == OP_WMMA:
                 info.needs = node.src[:2]
             self.infos[node] = info
+            if node.c_op == OP_SCAN:
+                self.scans[node] = self.plan_scan(node, info)
         return 0
 
     cdef object around(self, Node node, object mask):
@@ -1009,7 +1026,9 @@ cdef class Expansion:
                 end += 1
             inner = [(group[0][1:], group[1], group[2]) for group in groups[first:end]]
             bodies = self.bodies(loop)
-            if self.is_shared(loop) and not (
+            if self.scans and self.is_scanned(loop):
+                self.nest_scan(loop, bodies, inner)
+            elif self.is_shared(loop) and not (
                 len(bodies) == 1 and is_constant((<Body>bodies[0]).count)
             ):
                 self.nest_shared(loop, bodies, inner)
@@ -1275,6 +1294,8 @@ cdef class Expansion:
             return self.index_value(info)
         if op == OP_CONST or op == OP_DEFINE_VAR or op == OP_PARAM:
             return self.emit(node)
+        if op == OP_SCAN:
+            return self.scan(node, info)
         if not OP_CAST <= op <= OP_MULACC:
             if op == OP_REDUCE:
                 raise ValueError("a REDUCE is used before its loops are open")
@@ -2017,18 +2038,10 @@ cdef class Expansion:
         """
         cdef Accumulator a
         cdef Scope scope
-        cdef Node register, end, first
-        cdef list registers = [], totals
+        cdef Node first
+        cdef list every = [a for _, a in sums.every]
+        cdef list registers = [] if body.count is None else self.registers_for(every), totals
         cdef Py_ssize_t k
-        if body.count is not None:
-            for _, a in sums.every:
-                register = make(
-                    OP_DEFINE_REG, a.value.dtype, (a.value,),
-                    RegArg(self.next_register, lanes_of(a.value)), None,
-                )
-                self.next_register += 1
-                self.last_scope().lines.append(register)
-                registers.append(register)
         if strip:
             scope = Scope()
             scope.range = self.new_range(
@@ -2038,9 +2051,7 @@ cdef class Expansion:
             self.open(scope)
         else:
             self.enter(loops[0], body)
-        for k, register in enumerate(registers):
-            (<Accumulator>sums.every[k][1]).value = register  # another value in each iteration
-            self.home[register] = len(self.scopes) - 1
+        self.go_on_from(registers, every)
         if strip:
             totals = registers
             for q, a in sums.every:
@@ -2059,11 +2070,43 @@ cdef class Expansion:
                 )
         else:
             self.sum_loops(sums, given, loops[1:], level, gates)
+        self.leave_with(registers, every)
+        return 0
+
+    cdef list registers_for(self, list accumulators):
+        """A register for each of some accumulators, in front of a loop."""
+        cdef Accumulator a
+        cdef Node register
+        cdef list registers = []
+        for a in accumulators:
+            register = make(
+                OP_DEFINE_REG, a.value.dtype, (a.value,),
+                RegArg(self.next_register, lanes_of(a.value)), None,
+            )
+            self.next_register += 1
+            self.last_scope().lines.append(register)
+            registers.append(register)
+        return registers
+
+    cdef int go_on_from(self, list registers, list accumulators) except -1:
+        """In a loop: go on from what registers hold, another value in each iteration."""
+        cdef Py_ssize_t k
+        cdef Node register
         for k, register in enumerate(registers):
-            a = sums.every[k][1]
+            (<Accumulator>accumulators[k]).value = register
+            self.home[register] = len(self.scopes) - 1
+        return 0
+
+    cdef int leave_with(self, list registers, list accumulators) except -1:
+        """Close the innermost body of a loop; accumulators hold what it has left in registers."""
+        cdef Accumulator a
+        cdef Node register, end
+        cdef Py_ssize_t k
+        for k, register in enumerate(registers):
+            a = accumulators[k]
             self.last_scope().lines.append(make2(OP_STORE, types.VOID, register, a.value))
         end = self.leave()
-        for k, (_, a) in enumerate(sums.every):
+        for k, a in enumerate(accumulators):
             if registers:
                 register = registers[k]
                 a.value = make2(OP_AFTER, register.dtype, register, end)
@@ -2116,11 +2159,15 @@ cdef class Expansion:
                 break
         return 0
 
-    cdef Node identity(self, Node q, int lane, DType dtype):
-        """What a reduction starts from, in as many lanes as it has."""
+    cdef Node nothing(self, Node q, DType dtype):
+        """What a reduction of nothing is."""
         cdef int op = int(q.arg[0])
         cdef object value = 0 if op == OP_ADD else 1 if op == OP_MUL else q.dtype.min
-        cdef Node start = self.emit(make_const(dtype, coerce(dtype, value)))
+        return self.emit(make_const(dtype, coerce(dtype, value)))
+
+    cdef Node identity(self, Node q, int lane, DType dtype):
+        """What a reduction starts from, in as many lanes as it has."""
+        cdef Node start = self.nothing(q, dtype)
         if lane < 0:
             lane = (<Info>self.infos[q.src[0]]).lane
         return start if lane < 0 else self.wide(start, self.lanes_of_leaf[lane])
@@ -2196,6 +2243,111 @@ cdef class Expansion:
                 high = self.shuffle(tuple(range(half, 2 * half)), (x,))
                 x = self.combine(q, low, high)
         return self.tree(q, [x, *rest])
+
+    # ------------------------------------------------------------ scans
+
+    cdef ScanPlan plan_scan(self, Node q, Info info):
+        cdef ScanPlan plan = ScanPlan()
+        cdef Node r
+        plan.tile = plan.lane = -1
+        for r in q.src[1:]:
+            plan.axis = self.axis_of_leaf[r.arg[0]]
+            if r.arg[0] in self.axis_of_lane:
+                plan.lane = r.arg[0]
+            elif r.arg[0] in self.tile_place:
+                plan.tile = self.tile_place[r.arg[0]]
+        plan.others = tuple([k for k in info.tiles if k != plan.tile])
+        return plan
+
+    cdef bint is_scanned(self, LoopPlan loop):
+        """Whether SCANs go along a loop."""
+        for plan in self.scans.values():
+            if (<ScanPlan>plan).axis == loop.axis:
+                return True
+        return False
+
+    cdef int nest_scan(self, LoopPlan loop, list bodies, list inner) except -1:
+        """A loop that SCANs go along: its iterations hand on in registers what they came to."""
+        cdef list every = [], registers
+        cdef Accumulator a
+        cdef ScanPlan plan
+        cdef Body body
+        cdef Node q, start
+        cdef int lane
+        for q, plan in self.scans.items():
+            start, lane = self.nothing(q, self.rules.carry(q)), (<Info>self.infos[q]).lane
+            if lane >= 0 and plan.lane < 0:
+                start = self.wide(start, self.lanes_of_leaf[lane])
+            self.begin(plan.others)
+            while True:
+                a = self.carries[q, self.key(plan.others)] = Accumulator()
+                a.value = start
+                every.append(a)
+                if not self.advance(plan.others):
+                    break
+        for body in bodies:
+            registers = [] if body.count is None else self.registers_for(every)
+            self.enter(loop, body)
+            self.go_on_from(registers, every)
+            self.nest(inner)
+            self.leave_with(registers, every)
+        self.carries = {}
+        return 0
+
+    cdef Node scan(self, Node q, Info info):
+        """A SCAN at the combination; it is computed for all of its tile at once.
+
+        Lanes and steps along its own axis are combined by themselves first, and then with what
+        was before: from one iteration to the next it takes one operation.
+        """
+        cdef ScanPlan plan = self.scans[q]
+        cdef Accumulator carry = self.carries.get((q, self.key(plan.others)))
+        cdef int64_t lanes = 1 if info.lane < 0 else self.lanes_of_leaf[info.lane], k
+        cdef int64_t steps = 1 if plan.tile < 0 else self.counts[plan.tile]
+        cdef int64_t here = 0 if plan.tile < 0 else self.at[plan.tile]
+        cdef Node total = self.nothing(q, q.dtype) if carry is None else carry.value
+        cdef Node x, before, inner = None
+        cdef bint in_order = plan.lane < 0 and (steps == 1 or total.dtype is q.dtype)
+        before = None if in_order else self.wide(self.as_dtype(total, q.dtype), lanes)
+        total = total if plan.lane >= 0 else self.wide(total, lanes)
+        for k in range(steps):
+            if plan.tile >= 0:
+                self.at[plan.tile] = k
+            x = self.wide(self.value(q.src[0]), lanes)
+            if in_order:
+                total = self.combine(q, total, self.as_dtype(x, total.dtype))
+                self.remember(q, self.as_dtype(total, q.dtype))
+                continue
+            if plan.lane >= 0:
+                x = self.prefixes(q, x)
+            if inner is not None:
+                x = self.combine(q, self.wide(inner, lanes), x)
+            self.remember(q, self.combine(q, before, x))
+            inner = self.lane(x, lanes - 1) if plan.lane >= 0 else x
+        if not in_order:
+            total = self.combine(q, total, self.as_dtype(inner, total.dtype))
+        if carry is not None:
+            carry.value = total
+        if plan.tile >= 0:
+            self.at[plan.tile] = here
+        return self.known(q)
+
+    cdef Node prefixes(self, Node q, Node x):
+        """Each lane of a vector combined with all before it.
+
+        Pairs of neighbours, then of pairs, and so on: the second of two takes up what the first
+        came to (Sklansky, "Conditional-sum addition logic", 1960).
+        """
+        cdef int64_t lanes = lanes_of(x), part = 1, k
+        cdef Node nothing = self.wide(self.nothing(q, x.dtype), lanes)
+        cdef list picked
+        while part < lanes:
+            picked = [
+                k // part * part - 1 if k // part % 2 else lanes + k for k in range(lanes)
+            ]
+            x = self.combine(q, self.shuffle(tuple(picked), (x, nothing)), x)
+            part *= 2
+        return x
 
 
 # ---------------------------------------------------------------- constants

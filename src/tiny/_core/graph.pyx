@@ -772,7 +772,7 @@ cdef object infer_shape(int op, DType dtype, tuple src, object arg):
     if op == OP_GETTUPLE:
         return (<Node>(<Node>src[0]).src[arg]).c_shape
     if count and op in (OP_FLIP, OP_BIND, OP_CONTIGUOUS, OP_CONTIGUOUS_BACKWARD,
-                        OP_DETACH, OP_COPY, OP_AFTER, OP_NOOP, OP_WMMA):
+                        OP_DETACH, OP_COPY, OP_AFTER, OP_NOOP, OP_WMMA, OP_SCAN):
         return (<Node>src[0]).c_shape
     if op in (OP_CUSTOM, OP_CUSTOMI):
         return ()

@@ -62,33 +62,34 @@ cpdef enum OpCode:
     OP_WMMA = 50
     # reductions and materialisation
     OP_REDUCE = 51
-    OP_STAGE = 52
-    OP_CONTIGUOUS = 53
-    OP_CONTIGUOUS_BACKWARD = 54
-    OP_DETACH = 55
-    OP_COPY = 56
+    OP_SCAN = 52
+    OP_STAGE = 53
+    OP_CONTIGUOUS = 54
+    OP_CONTIGUOUS_BACKWARD = 55
+    OP_DETACH = 56
+    OP_COPY = 57
     # memory and lanes
-    OP_INDEX = 57
-    OP_LOAD = 58
-    OP_STORE = 59
-    OP_AFTER = 60
-    OP_STACK = 61
-    OP_GEP = 62
-    OP_SHUFFLE = 63
+    OP_INDEX = 58
+    OP_LOAD = 59
+    OP_STORE = 60
+    OP_AFTER = 61
+    OP_STACK = 62
+    OP_GEP = 63
+    OP_SHUFFLE = 64
     # calls
-    OP_TUPLE = 64
-    OP_GETTUPLE = 65
-    OP_CALL = 66
-    OP_FUNCTION = 67
+    OP_TUPLE = 65
+    OP_GETTUPLE = 66
+    OP_CALL = 67
+    OP_FUNCTION = 68
     # control flow
-    OP_END = 68
-    OP_IF = 69
-    OP_ENDIF = 70
-    OP_BARRIER = 71
+    OP_END = 69
+    OP_IF = 70
+    OP_ENDIF = 71
+    OP_BARRIER = 72
     # text of a target, as is
-    OP_CUSTOM = 72
-    OP_CUSTOMI = 73
+    OP_CUSTOM = 73
+    OP_CUSTOMI = 74
     # constants: last, so that they sort to the right of a sum
-    OP_CONST = 74
+    OP_CONST = 75
     # one more than the last
-    OP_COUNT = 75
+    OP_COUNT = 76

@@ -67,31 +67,32 @@ class Ops(IntEnum):
     WMMA = 50
     # reductions and materialisation
     REDUCE = 51
-    STAGE = 52
-    CONTIGUOUS = 53
-    CONTIGUOUS_BACKWARD = 54
-    DETACH = 55
-    COPY = 56
+    SCAN = 52
+    STAGE = 53
+    CONTIGUOUS = 54
+    CONTIGUOUS_BACKWARD = 55
+    DETACH = 56
+    COPY = 57
     # memory and lanes
-    INDEX = 57
-    LOAD = 58
-    STORE = 59
-    AFTER = 60
-    STACK = 61
-    GEP = 62
-    SHUFFLE = 63
+    INDEX = 58
+    LOAD = 59
+    STORE = 60
+    AFTER = 61
+    STACK = 62
+    GEP = 63
+    SHUFFLE = 64
     # calls
-    TUPLE = 64
-    GETTUPLE = 65
-    CALL = 66
-    FUNCTION = 67
+    TUPLE = 65
+    GETTUPLE = 66
+    CALL = 67
+    FUNCTION = 68
     # control flow
-    END = 68
-    IF = 69
-    ENDIF = 70
-    BARRIER = 71
+    END = 69
+    IF = 70
+    ENDIF = 71
+    BARRIER = 72
     # text of a target, as is
-    CUSTOM = 72
-    CUSTOMI = 73
+    CUSTOM = 73
+    CUSTOMI = 74
     # constants: last, so that they sort to the right of a sum
-    CONST = 74
+    CONST = 75

@@ -1201,7 +1201,7 @@ cdef Node constant_of(Node n):
 cdef Node rebuilt(Node n):
     """The same operation over the canonical sources; its bounds may make it a constant."""
     cdef Py_ssize_t i, count = len(n.src)
-    cdef bint changed = False, binds = n.c_op in (OP_REDUCE, OP_END, OP_STAGE)
+    cdef bint changed = False, binds = n.c_op in (OP_REDUCE, OP_SCAN, OP_END, OP_STAGE)
     cdef list src = []
     cdef Node s, r
     for i in range(count):

@@ -28,8 +28,9 @@ __all__ = [
     "lower_packed",
 ]
 
-_MEMORY_AND_LOOPS = {Ops.PARAM, Ops.INDEX, Ops.STORE, Ops.STAGE, Ops.RANGE, Ops.REDUCE, Ops.SINK}
-_PARTS = GroupOp.Elementwise | _MEMORY_AND_LOOPS | {Ops.CONST, Ops.DEFINE_VAR}
+_MEMORY = {Ops.PARAM, Ops.INDEX, Ops.STORE, Ops.STAGE, Ops.SINK}
+_LOOPS = {Ops.RANGE, Ops.REDUCE, Ops.SCAN}
+_PARTS = GroupOp.Elementwise | _MEMORY | _LOOPS | {Ops.CONST, Ops.DEFINE_VAR}
 
 # (kernel's structural key, target, Opts asked for, settings) -> program
 _programs: Cache[tuple[object, ...], LinearProgram] = Cache("linear programs", 2048)

@@ -75,6 +75,7 @@ _EXACTLY: dict[Ops, int] = {
 }
 _AT_LEAST: dict[Ops, int] = {
     Ops.REDUCE: 2,
+    Ops.SCAN: 2,
     Ops.STAGE: 2,
     Ops.STORE: 2,
     Ops.INDEX: 1,
@@ -92,6 +93,7 @@ _WITH_ARGS = frozenset(
         Ops.PARAM,
         Ops.RANGE,
         Ops.REDUCE,
+        Ops.SCAN,
         Ops.STAGE,
         Ops.STORE,
         Ops.SINK,
@@ -195,7 +197,7 @@ def _plain_arg(node: UOp) -> Any:
         return [arg.offset, list(arg.shape)]
     if node.op is Ops.RANGE:
         return [arg.axis, arg.kind.name]
-    if node.op is Ops.REDUCE:
+    if node.op in (Ops.REDUCE, Ops.SCAN):
         return arg.op.name
     if node.op is Ops.STAGE:
         return [arg.shared, list(arg.shape)]
@@ -288,10 +290,10 @@ def _arg(op: Ops, dtype: DType, plain: Any) -> Any:
         if not isinstance(plain, str) or plain not in ARITY:
             raise Damaged(f"there is no function {plain!r}")
         return plain
-    if op is Ops.REDUCE:
+    if op in (Ops.REDUCE, Ops.SCAN):
         how = Ops.__members__.get(plain) if isinstance(plain, str) else None
         if how not in GroupOp.Reduce:
-            raise Damaged(f"REDUCE combines by {plain!r}")
+            raise Damaged(f"{op.name} combines by {plain!r}")
         return ReduceArg(how, ())
     parts = plain if isinstance(plain, list) else []
     if op is Ops.DEFINE_VAR and len(parts) in (1, 3):

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any, Self
 
+from tiny._core.args import ReduceArg
 from tiny._core.ops import Ops
 from tiny.dtype import dtypes, strong_dtype, sum_acc_dtype
 from tiny.helpers import ceildiv
@@ -41,9 +42,7 @@ class ScanMixin(ReduceMixin):
         [[1, 3], [3, 7]]
         """
         own = strong_dtype(self.dtype)
-        total = self.cast(sum_acc_dtype(own))._scan(
-            axis, 0, lambda x: x._reduce(Ops.ADD, -1, False), lambda a, b: a + b
-        )
+        total = self.cast(sum_acc_dtype(own))._running(Ops.ADD, axis)
         return total.cast(own) if dtypes.is_float(own) else total
 
     def cumprod(self, axis: int) -> Self:
@@ -103,6 +102,13 @@ class ScanMixin(ReduceMixin):
         return self._scan(axis, -math.inf, lambda x: x.logsumexp(-1), _log_add)
 
     # ------------------------------------------------------------ the method
+
+    def _running(self, op: Ops, axis: int) -> Self:
+        """Each element along a dimension combined with all before it."""
+        axis, x = self._resolve_dim(axis), self._strong()
+        if not x.ndim or 0 in x.shape:
+            return x._same()
+        return x._node(Ops.SCAN, x.dtype, (), ReduceArg(op, (axis,)))
 
     def _scan(
         self,
@@ -171,7 +177,7 @@ class ScanMixin(ReduceMixin):
         if 0 in self.shape:
             return self._same(), self.ne(self).cast(dtypes.int32)
         x = x.detach()
-        top = x._running_max(axis).contiguous()
+        top = x._running(Ops.MAX, axis).contiguous()
         # a record is larger than all before it; of NaNs, which nothing exceeds, the first is one
         before = [(0, 0)] * self.ndim
         before[axis] = (1, 0)
@@ -181,11 +187,8 @@ class ScanMixin(ReduceMixin):
             is_record = is_record | (x.isnan() & last.isnan().logical_not())
         places = x._places(size).reshape([size] + [1] * (self.ndim - 1 - axis))
         # the first element may not exceed the padding: its place is 0 all the same
-        found = is_record.where(places, 0)._running_max(axis)
+        found = is_record.where(places, 0)._running(Ops.MAX, axis)
         return self.gather(axis, found), found
-
-    def _running_max(self, axis: int) -> Self:
-        return self._scan(axis, self.dtype.min, lambda x: x.max(-1), lambda a, b: a.maximum(b))
 
 
 def _log_add(a: Any, b: Any) -> Any:

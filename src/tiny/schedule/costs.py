@@ -16,6 +16,7 @@ from tiny.schedule.graph import (
     MEMORY,
     PICK,
     REDUCE,
+    SCAN,
     TRANSFER,
     VERSION,
     VIEW,
@@ -110,8 +111,8 @@ def estimate_costs(g: TensorGraph, stored: frozenset[int]) -> Costs:
     for i in range(n):
         kind, sources = g.kind[i], g.src[i]
         itemsize = g.nodes[i].dtype.itemsize
-        is_load = i in stored or kind in (MEMORY, VERSION, TRANSFER)
-        if sources and kind in (VIEW, COMPUTE, REDUCE, EFFECT, PICK):
+        is_load = i in stored or kind in (MEMORY, VERSION, TRANSFER, SCAN)
+        if sources and kind in (VIEW, COMPUTE, REDUCE, EFFECT, PICK, SCAN):
             largest = max(sources, key=lambda s: len(seen[s]))
             cells, w, b = seen[largest], seen_work[largest], seen_nbytes[largest]
             for s in sources:
@@ -135,7 +136,7 @@ def estimate_costs(g: TensorGraph, stored: frozenset[int]) -> Costs:
                     foot[i] = count = 1
                 entry_work[i], entry_nbytes[i] = w, b = count * (w + 1), count * b
                 cells = frozenset((i,))
-            elif kind == PICK:
+            elif kind in (PICK, SCAN):
                 entry_work[i] = 1.0
                 w += 1.0
                 cells |= {i}
@@ -186,7 +187,7 @@ def find_operands(g: TensorGraph, stored: frozenset[int]) -> list[Operands]:
     found: list[Operands] = [()] * len(g)
     for i, kind in enumerate(g.kind):
         sources = g.src[i]
-        if i in stored or kind in (MEMORY, VERSION, TRANSFER, PICK):
+        if i in stored or kind in (MEMORY, VERSION, TRANSFER, PICK, SCAN):
             found[i] = (_dimensions(g.shape[i]),)
         elif kind == VIEW:
             node, s = g.nodes[i], sources[0]

@@ -24,7 +24,8 @@ EFFECT = 7  # a STORE
 TRANSFER = 8  # a COPY between devices
 PICK = 9  # an INDEX: elements at computed places
 CALL = 10  # a kernel written by hand: it reads and writes memory
-VALUES = (COMPUTE, REDUCE, PICK)  # what is computed, where it is wanted or once
+SCAN = 11  # a reduction of each element and all before it
+VALUES = (COMPUTE, REDUCE, PICK, SCAN)  # what is computed, where it is wanted or once
 
 _IDENTITIES = (Ops.CONTIGUOUS, Ops.COPY)
 _VANISHING = (Ops.DETACH, Ops.CONTIGUOUS_BACKWARD, Ops.NOOP)
@@ -267,6 +268,7 @@ _KINDS = {
     Ops.CONTIGUOUS: VIEW,
     Ops.COPY: TRANSFER,
     Ops.REDUCE: REDUCE,
+    Ops.SCAN: SCAN,
     Ops.INDEX: PICK,
     Ops.STORE: EFFECT,
     Ops.GROUP: IGNORED,

@@ -69,7 +69,7 @@ class _Joiner:
         self.kept, self.targets = kept, targets
         self.visits = 0
         self.bodies: list[Body] = []
-        # of steps that stay alone, copies between devices and ordered writes: their level
+        # of steps that stay alone, copies between devices and what goes in order: their level
         self.singles: dict[int, int] = {}
         self.body_of: dict[int, Body] = {}  # by number of the step
         self.maker: dict[Memory, Body] = {}
@@ -80,8 +80,7 @@ class _Joiner:
     def run(self) -> tuple[list[Step], list[list[int]]]:
         """Join in one pass over the steps, then put small kernels together."""
         for k, step in enumerate(self.steps):
-            alone = step.by_hand or step.kernel.op is not Ops.SINK
-            if alone or step.kernel.src[0].arg == "ordered":
+            if step.by_hand or step.in_order or step.kernel.op is not Ops.SINK:
                 self._place_alone(k, step)
             else:
                 self._place(Part(k, step))

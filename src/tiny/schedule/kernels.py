@@ -19,6 +19,7 @@ from tiny.schedule.graph import (
     PICK,
     REDUCE,
     SCALAR,
+    SCAN,
     TRANSFER,
     VERSION,
     VIEW,
@@ -35,6 +36,7 @@ from tiny.schedule.nests import (
     Stage,
     connected,
     is_place,
+    loop_of,
 )
 from tiny.schedule.ranges import Plan, plan_kernels
 from tiny.schedule.splits import settle_loops
@@ -75,6 +77,7 @@ class Draft:
     reason: str
     target: Index = ()  # where an assignment writes
     accesses: list[Access] = field(default_factory=list)
+    in_order: bool = False  # steps of some loop come one after the other
 
 
 class Versions:
@@ -369,6 +372,13 @@ class _Builder:
             r.value = UOp(node.op, node.dtype, src, node.arg)
             for s in r.src:
                 r.free |= s.free
+        elif kind == SCAN:
+            (s,) = r.src
+            loop = loop_of(r.index[node.arg.axes[0]])
+            r.value, r.free = s.built(), s.free
+            if loop is not None:  # else of one element
+                r.value = UOp(Ops.SCAN, node.dtype, (r.value, loop), ReduceArg(node.arg.op, ()))
+                r.free |= self.loops.of(loop)
         elif kind == REDUCE:
             r.value = self.reduce(node, r)
             if r.src:
@@ -443,7 +453,12 @@ class _Builder:
         draft.target = index
         if g.kind[i] == EFFECT and _reads_what_it_overwrites(draft):
             return self.staged(kernel, draft, value)
-        draft.sink = _settled(_store(buffer.dtype, shape, index, value), kernel.scopes())
+        sink = _store(buffer.dtype, shape, index, value)
+        draft.in_order = bool(kernel.scanned)
+        for loop, is_backwards in kernel.scanned.items():
+            if is_backwards:
+                sink = _from_the_end(sink, loop)
+        draft.sink = _settled(sink, kernel.scopes())
         return [draft]
 
     def ordered(
@@ -472,6 +487,7 @@ class _Builder:
         # the loops stay as they are: their order says which element is the last
         draft.sink = _named(UOp(Ops.SINK, dtypes.void, (store,), KernelInfo()))
         draft.target = tuple([any_of(size) for size in shape])  # anywhere
+        draft.in_order = True
         return draft
 
     def staged(self, kernel: Kernel, draft: Draft, value: UOp) -> list[Draft]:
@@ -579,6 +595,16 @@ def _replaced(root: UOp, old: UOp, by: UOp) -> UOp:
             src = tuple([new[s] for s in node.src])
             new[node] = node if src == node.src else UOp(node.op, node.dtype, src, node.arg)
     return new[root]
+
+
+def _from_the_end(sink: UOp, loop: UOp) -> UOp:
+    """The kernel with a loop that counts from its other end; SCANs go along it as before."""
+    new = {loop: loop.src[0] - 1 - loop}
+    for node in sink.postorder():
+        if node not in new:
+            src = tuple([s if s is loop and node.op is Ops.SCAN else new[s] for s in node.src])
+            new[node] = node if src == node.src else UOp(node.op, node.dtype, src, node.arg)
+    return simplify(new[sink])
 
 
 def gated(condition: UOp, value: UOp) -> UOp:

@@ -54,6 +54,7 @@ class Kernel:
         "reason",
         "reduces",
         "root",
+        "scanned",
         "siblings",
         "sizes",
     )
@@ -79,6 +80,7 @@ class Kernel:
         self.products: dict[int, int] = {0: 1}
         self.contracting = 0  # the mask of the loops of contractions
         self.continued: set[int] = set()  # reductions that another, of the same kind, goes on with
+        self.scanned: dict[UOp, bool] = {}  # by a loop that SCANs go along: whether backwards
         self.cells = 0
         self.buffers = {root}
         self.pending: set[int] = set()  # asked of, not yet decided: each may become a buffer
@@ -303,6 +305,16 @@ def split_clauses(gate: UOp | None) -> Clauses | None:
         else:
             clauses[c] = None
     return tuple(clauses)
+
+
+def loop_of(index: UOp) -> UOp | None:
+    """The loop that an index follows step by step, from either end; None if it is no such."""
+    if index.op is Ops.RANGE:
+        return index
+    loops = [n for n in index.postorder() if n.op is Ops.RANGE]
+    if len(loops) == 1 and simplify(loops[0].src[0] - 1 - index) is loops[0]:
+        return loops[0]
+    return None
 
 
 def is_place(index: UOp, size: int | UOp) -> UOp:

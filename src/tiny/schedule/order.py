@@ -40,6 +40,7 @@ class Step:
     outputs: int = 1
     joined: list[tuple[str, Memory | None]] = field(default_factory=list)
     by_hand: bool = False  # a kernel that a user wrote: it stays as it is
+    in_order: bool = False  # steps of some loop come one after the other
 
     @property
     def written(self) -> Memory:
@@ -72,7 +73,7 @@ def order_steps(g: TensorGraph, drafts: Iterable[Draft], versions: Versions) -> 
 
 
 def _step_of(d: Draft) -> Step:
-    return Step(d.sink, d.params, d.device, d.reason, d.target, d.accesses)
+    return Step(d.sink, d.params, d.device, d.reason, d.target, d.accesses, in_order=d.in_order)
 
 
 def _transfer(g: TensorGraph, i: int, versions: Versions) -> Step:

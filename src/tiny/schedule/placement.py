@@ -16,13 +16,14 @@ from tiny.schedule.graph import (
     PICK,
     REDUCE,
     SCALAR,
+    SCAN,
     TRANSFER,
     VERSION,
     VIEW,
     TensorGraph,
     is_ordered,
 )
-from tiny.schedule.nests import Kernel, Loops, Request, repeated_over
+from tiny.schedule.nests import Kernel, Loops, Request, loop_of, repeated_over
 from tiny.uop.target import Target
 
 MOST_REQUESTS = 16
@@ -122,6 +123,12 @@ class Placement:
         work, nbytes = costs.work[i], costs.nbytes[i]
         if costs.foot[i] > 1 and any(is_ordered(g.nodes[r.kernel.root]) for r in requests):
             return Verdict(Where.GLOBAL, "reduction for a kernel of one thread")
+        if g.kind[i] == SCAN:
+            reason = self.why_scan_apart(i, requests)
+            return Verdict(Where.GLOBAL, reason) if reason else HERE
+        is_scanned = any(r.kernel.scanned for r in requests)
+        if is_scanned and costs.foot[i] > 1:
+            return Verdict(Where.GLOBAL, "reduction for a kernel whose steps go in order")
         if g.kind[i] == PICK and costs.picks[i] % MOST_PICKS == 0:
             return Verdict(Where.GLOBAL, f"{MOST_PICKS} reads at computed places in one another")
         if nbytes == 0 and work <= FREE_WORK:
@@ -156,7 +163,7 @@ class Placement:
         if cheap and (work <= PROLOGUE_WORK if reused else (ratio - 1) * work <= LOCAL_WORK):
             return HERE
         kept = Verdict(Where.GLOBAL)
-        if LOCAL_STAGES:
+        if LOCAL_STAGES and not is_scanned:
             kept = self.keep(i, requests, points, cheap)
             if kept.where is Where.LOCAL:
                 return kept
@@ -203,6 +210,38 @@ class Placement:
                 new += 1
         if new > 1 and len(kernel.buffers) + len(kernel.pending) - 1 + new > kernel.most_buffers:
             return f"its kernel reads {kernel.most_buffers} buffers"
+        return ""
+
+    def why_scan_apart(self, i: int, requests: Sequence[Request]) -> str:
+        """Why a SCAN is not computed as its kernel goes along; "" if it is.
+
+        Its loop has to be one over what is stored, from either end, inside of all others; and
+        nothing else may have loops there.
+        """
+        axis, r = self.g.nodes[i].arg.axes[0], requests[0]
+        kernel = r.kernel
+        at, loop = r.index[axis], loop_of(r.index[axis])
+        others = self.loops.of_all([e for d, e in enumerate(r.index) if d != axis])
+        mine = self.loops.of(at)
+        size = self.g.nodes[i].shape[axis]
+        if len(requests) > 1:
+            return f"scan wanted at {len(requests)} indices"
+        if r.clauses or is_ordered(self.g.nodes[kernel.root]):
+            return "scan wanted here and there"
+        if kernel.reduces or len(kernel.nests) > 1:
+            return "scan in a kernel with other loops"
+        if loop is None and (mine or self.g.shape[i][axis] > 1):
+            return "scan wanted in another order"
+        if mine & others or mine & ~kernel.output_loops or mine | others != kernel.output_loops:
+            return "scan wanted in other loops than those of what is stored"
+        if loop is not None:
+            is_backwards = at is not loop
+            if is_backwards and not (isinstance(size, int) and loop.vmax + 1 == size):
+                return "scan wanted from the end, and not all of it"
+            if kernel.scanned.get(loop, is_backwards) != is_backwards or any(
+                other is not loop for other in kernel.scanned
+            ):
+                return "scans in two directions"
         return ""
 
     # ------------------------------------------------------------ wanted once

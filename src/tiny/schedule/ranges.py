@@ -20,6 +20,7 @@ from tiny.schedule.graph import (
     PICK,
     REDUCE,
     SCALAR,
+    SCAN,
     TRANSFER,
     VALUES,
     VIEW,
@@ -37,6 +38,7 @@ from tiny.schedule.nests import (
     Request,
     Stage,
     is_place,
+    loop_of,
     split_clauses,
 )
 from tiny.schedule.placement import OPERATIONS_A_BYTE, Placement, Verdict, Where
@@ -279,6 +281,13 @@ class _Walk:
             kernel.cells += 1
             for s in g.src[i]:
                 self.ask_value(s, r, r.index)
+        elif kind == SCAN:
+            kernel.cells += 1
+            at = r.index[node.arg.axes[0]]
+            loop = loop_of(at)
+            if loop is not None:
+                kernel.scanned[loop] = at is not loop
+            self.ask_value(g.src[i][0], r, r.index)
         elif kind == REDUCE:
             kernel.cells += 1
             s = g.src[i][0]
@@ -388,7 +397,7 @@ class _Walk:
     def count_work(self, i: int, r: Request) -> None:
         """Add the operations of a cell that is computed at a request."""
         g = self.g
-        if g.kind[i] in (COMPUTE, PICK):
+        if g.kind[i] in (COMPUTE, PICK, SCAN):
             work: float = work_of(g.nodes[i])
         elif g.kind[i] == REDUCE:
             work = g.numel[g.src[i][0]] / g.numel[i]

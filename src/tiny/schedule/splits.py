@@ -96,7 +96,8 @@ def _find_cuts(nodes: list[UOp]) -> dict[UOp, list[int]]:
                 exprs = (_flat(exprs, shape),)
             for division in _divisions((*exprs, *node.src[1 + len(shape) :])):
                 _cuts_of(division, found)
-    kept = {loop for node in nodes if node.op is Ops.STAGE for loop in node.src[1:]}
+    whole = (Ops.STAGE, Ops.SCAN)
+    kept = {loop for node in nodes if node.op in whole for loop in node.src[1:]}
     cuts = {}
     for loop, points in found.items():
         chain = sorted(points)

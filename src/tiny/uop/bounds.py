@@ -98,7 +98,7 @@ def _reads_any(node: UOp, slots: Collection[int]) -> bool:
     )
 
 
-_LEAVES = frozenset({Ops.RANGE, Ops.INDEX, Ops.REDUCE, Ops.DEFINE_VAR, Ops.CONST})
+_LEAVES = frozenset({Ops.RANGE, Ops.INDEX, Ops.REDUCE, Ops.SCAN, Ops.DEFINE_VAR, Ops.CONST})
 
 
 def _expression(*roots: UOp) -> list[UOp]:

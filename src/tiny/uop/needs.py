@@ -56,8 +56,8 @@ def needs_of(nodes: Sequence[UOp]) -> tuple[dict[UOp, Known], dict[UOp, Known]]:
     terms = _Terms()
     ops = {n.op for n in nodes}
     is_partial = any(n.op is Ops.STORE and n.arg == "partial" for n in nodes)
-    if not is_partial and not ops >= {Ops.WHERE, Ops.REDUCE}:
-        return wanted, steps
+    if Ops.SCAN in ops or (not is_partial and not ops >= {Ops.WHERE, Ops.REDUCE}):
+        return wanted, steps  # of a SCAN all steps before the one at hand matter too
 
     def want(node: UOp, known: Known) -> None:
         wanted[node] = known & wanted[node] if node in wanted else known

@@ -329,6 +329,11 @@ def is_tensor_reduce(x: UOp) -> bool:
     return is_reduction(x) and _is_axes(x.arg.axes, len(x.src[0].shape))
 
 
+def is_tensor_scan(x: UOp) -> bool:
+    """A SCAN of a tensor names its axis."""
+    return is_tensor_reduce(x) and len(x.arg.axes) == 1
+
+
 def is_reading(x: UOp) -> bool:
     """An INDEX names places, of one shape, along as many leading dimensions as its arg says."""
     of, *places = x.src
@@ -426,6 +431,7 @@ spec_tensor = (
             (UPat(Ops.SHRINK, name="x"), is_shrink),
             (UPat(Ops.FLIP, name="x"), is_flip),
             (UPat(Ops.REDUCE, src=_operands(1), name="x"), is_tensor_reduce),
+            (UPat(Ops.SCAN, src=_operands(1), name="x"), is_tensor_scan),
             (
                 UPat(
                     (Ops.CONTIGUOUS, Ops.CONTIGUOUS_BACKWARD, Ops.DETACH),
@@ -485,6 +491,11 @@ def is_kernel_reduce(x: UOp) -> bool:
     return is_reduction(x) and x.arg.axes == () and bool(loops) and all(_is_loop(r) for r in loops)
 
 
+def is_kernel_scan(x: UOp) -> bool:
+    """A SCAN of a kernel names its loop: its value is that of all steps up to the one at hand."""
+    return is_kernel_reduce(x) and len(x.src) == 2
+
+
 def _is_loop(x: UOp) -> bool:
     return x.op is Ops.RANGE
 
@@ -539,6 +550,7 @@ spec_kernel = (
             (UPat(Ops.RANGE, dtypes.index, _operands(1), name="x"), is_loop),
             (UPat(Ops.INDEX, src=(_KEPT,), allow_any_len=True, name="x"), is_access),
             (UPat(Ops.REDUCE, name="x"), is_kernel_reduce),
+            (UPat(Ops.SCAN, name="x"), is_kernel_scan),
         ],
         name="spec of kernels",
     )

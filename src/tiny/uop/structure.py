@@ -38,6 +38,9 @@ def check_kernel(sink: UOp) -> None:
       depend on loops of which one set holds the other, so that there is an order of the loops in
       which all of them are made before they are needed, and no more often than they change.
 
+    - SCANs go along one loop, which is one over what is stored. Its steps are made in order, so it
+      can be the innermost of the loops that they depend on.
+
     One that runs as it is written has rules of its own: see `check_by_hand`.
     """
     if sink.op is not Ops.SINK:
@@ -52,6 +55,7 @@ def check_kernel(sink: UOp) -> None:
     _check_stages(order, free, bits)
     _check_memory(sink, order, free, bits)
     _check_chains(order, free, bits)
+    _check_scans(sink, order, free)
 
 
 def _refused(node: UOp, what: str) -> SpecError:
@@ -258,6 +262,19 @@ def _check_chains(order: Sequence[UOp], free: dict[UOp, int], bits: dict[UOp, in
                     f"it is made once for loops {_names(b, bits)}, and {describe(chain[a])} once "
                     f"for loops {_names(a, bits)}: no order of the loops has room for both",
                 )
+
+
+def _check_scans(sink: UOp, order: Sequence[UOp], free: dict[UOp, int]) -> None:
+    """SCANs go on in one loop over what is stored, which is the innermost for each of them."""
+    scans = [n for n in order if n.op is Ops.SCAN]
+    if not scans:
+        return
+    if len({n.src[1] for n in scans}) > 1:
+        raise _refused(scans[-1], "the SCANs of a kernel go along one loop")
+    stored = free[sink.src[0]]
+    for scan in scans:
+        if scan.src[1].arg.kind is not AxisType.LOOP or free[scan] & ~stored:
+            raise _refused(scan, "a SCAN goes along a loop over what is stored")
 
 
 # ---------------------------------------------------------------- programs

@@ -47,7 +47,7 @@ def _lower_node(node: UOp, src: tuple[UOp, ...], target: Target) -> UOp:
         return _cast(src[0], dtype, target)
     if op is Ops.CONST:
         return _constant(node) if dtype in _FORMATS else node
-    if op is Ops.REDUCE and dtype in _FORMATS:
+    if op in (Ops.REDUCE, Ops.SCAN) and dtype in _FORMATS:
         # the accumulator is a float32, rounded once
         wide = node.replace(dtype=dtypes.float32, src=(_widen(src[0], target), *src[1:]))
         return _narrow(wide, dtype, target)

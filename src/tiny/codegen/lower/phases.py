@@ -49,7 +49,7 @@ def split_phases(sink: UOp) -> UOp:
     if not sums or not any(n.op is Ops.FLOORMOD for n in order):
         return sink
     stores = [n for n in order if n.op is Ops.STORE]
-    kept = {r for n in order if n.op is Ops.STAGE for r in n.src[1:]}
+    kept = {r for n in order if n.op in (Ops.STAGE, Ops.SCAN) for r in n.src[1:]}
     uses = Counter(r for n in sums for r in n.src[1:])
     last = max(n.arg.axis for n in order if n.op is Ops.RANGE)
     phases: dict[UOp, tuple[UOp, int]] = {}  # of output ranges: the phase, and the step

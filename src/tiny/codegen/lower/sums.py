@@ -87,6 +87,15 @@ class SumRules:
         is_short = level + 1 >= len(levels) and math.prod(steps[first:]) <= SHORT_SUM
         return q.dtype if is_short else dtypes.float64
 
+    def carry(self, q: UOp) -> DType:
+        """What a SCAN is held in from one iteration of its loop to the next.
+
+        In float64 where it is one of float32 by ADD or MUL, so that its error does not grow with
+        its length.
+        """
+        is_long = q.dtype is dtypes.float32 and q.arg.op is not Ops.MAX
+        return dtypes.float64 if is_long and self.has_double else q.dtype
+
     def strip(self, group: Sequence[UOp], loops: Sequence[Loop], steps: Sequence[int]) -> int:
         """After how many iterations of the innermost loop sums in float32 go into those in float64.
 

@@ -13,6 +13,7 @@ from tiny.codegen.opt.loops import Loops, Plan, shares_evenly
 from tiny.codegen.opt.nests import Access, Nest, axes_of
 from tiny.codegen.opt.opts import Opt, OptOps
 from tiny.codegen.opt.ordered import in_order
+from tiny.codegen.opt.scans import scan_tile
 from tiny.codegen.opt.splits import SplitKernel
 from tiny.codegen.opt.streams import find_stream, plan_stream
 from tiny.codegen.opt.tiles import TRANSPOSED_ROWS, Tiles
@@ -162,6 +163,8 @@ class _Choice:
 
     def with_opts(self) -> SplitKernel:
         """The kernel with all of them, in the order in which they are applied."""
+        if self.kernel.scanned >= 0:
+            return self.scan()
         main = self.nests[0]
         may_arrange = not self.kernel.is_in_place and not self.kernel.strict
         if self.is_contraction and (self.columns(main) or self.contraction(main)):
@@ -189,6 +192,16 @@ class _Choice:
         self.share(seconds)
         for nest, tile in packed:
             self.pack(nest, tile)
+        self.stream(seconds)
+        return self.kernel
+
+    def scan(self) -> SplitKernel:
+        """The kernel with those for SCANs."""
+        nest = self.nests[-1]
+        tile = scan_tile(self.kernel, nest)
+        _split(self.kernel, tile)
+        seconds = self.known.costs[nest].seconds(tile)
+        self.share(seconds)
         self.stream(seconds)
         return self.kernel
 
@@ -433,7 +446,7 @@ class _Choice:
         for k in kernel.nest_order:
             axis = kernel.axes[k]
             base = k if axis.blocks_of < 0 else axis.blocks_of
-            if not axis.is_reduce and common >> base & 1:
+            if not axis.is_reduce and common >> base & 1 and k != kernel.scanned:
                 size = axis.inner_size if axis.blocks_of < 0 else axis.size
                 step = axis.step if axis.blocks_of < 0 else 1
                 counts[k] = 1 << 20 if size is None else -(-size // step)

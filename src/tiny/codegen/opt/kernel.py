@@ -127,7 +127,7 @@ def _count_flops(kernel: SplitKernel) -> int:
     for node, mask in kernel.masks.items():
         if node.op is Ops.REDUCE:
             mask = kernel.masks[node.src[0]]
-        elif not is_arithmetic(node):
+        elif node.op is not Ops.SCAN and not is_arithmetic(node):
             continue
         if mask not in points:
             sizes = [

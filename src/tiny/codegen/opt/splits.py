@@ -87,6 +87,9 @@ class SplitKernel:
             k for k, a in enumerate(self.axes) if not a.is_reduce and a.range not in fixed
         ]
         self.number_of = {a.range: k for k, a in enumerate(self.axes)}
+        # the axis that SCANs go along, -1 if there are none: inside of all others, and in order
+        scanned = [self.number_of[n.src[1]] for n in order if n.op is Ops.SCAN]
+        self.scanned = scanned[0] if scanned else -1
         self.masks = axis_masks(order, {r: 1 << k for k, r in enumerate(ranges)})
         self.nest_masks = self._find_nests(order)
         self.nest_order = self._default_order()
@@ -137,7 +140,10 @@ class SplitKernel:
                 points = self.points(self.masks[node.src[0]])
                 for k in range(self.first_reduce):
                     work[k] += points if mask >> k & 1 else 0
-        outputs = sorted(range(self.first_reduce), key=lambda k: 0 if self.is_ordered else -work[k])
+        outputs = sorted(
+            range(self.first_reduce),
+            key=lambda k: (k == self.scanned, 0 if self.is_ordered else -work[k]),
+        )
         around: dict[int, int] = {}  # the axes that reductions over an axis are made for
         for node, mask in self.masks.items():
             for r in node.src[1:] if node.op is Ops.REDUCE else ():
@@ -227,6 +233,8 @@ class SplitKernel:
             kinds = (OptOps.VEC, OptOps.BLOCK, OptOps.THREAD)
             known = opt.op in kinds and opt.axis is not None and 0 <= opt.axis < len(self.axes)
             self._check(known and self._base(opt.axis or 0) in self.free_axes, opt, rule)
+        if self.scanned >= 0:
+            self._check_order(opt)
         if opt.op is OptOps.STAGE:
             self._stage(opt)
             return
@@ -246,6 +254,14 @@ class SplitKernel:
             self._block(opt, number)
         else:
             self._split(opt, number)
+
+    def _check_order(self, opt: Opt) -> None:
+        """What SCANs go along stays in order, and inside of all other loops."""
+        numbers = (opt.axis, opt.arg if opt.op is OptOps.SWAP else None)
+        splits = opt.op is OptOps.UPCAST or (opt.op is OptOps.VEC and not self.strict)
+        is_free = splits or opt.op is OptOps.STREAM or self.scanned not in numbers
+        rule = "the steps of a SCAN go in order, inside of all others"
+        self._check(is_free and opt.op is not OptOps.STAGE, opt, rule)
 
     def _base(self, number: int) -> int:
         """The number of the axis itself, for that of its blocks."""

@@ -61,6 +61,7 @@ class Tiling(Boxes):
         self.heads = {} if staged else self.find_heads(streamed)
         self.lodged = None if is_in_place or streamed else self.find_lodged()
         self.masks, self.staged = masks, staged
+        self.scanned = {n.src[1] for n in masks if n.op is Ops.SCAN}
         self.is_in_place, self.prologues = is_in_place, prologues
         self.values: dict[UOp, UOp] = {}  # each range as an expression of its leaves
         self.outer: dict[int, UOp] = {}  # by axis: the part of it that loops make
@@ -125,7 +126,7 @@ class Tiling(Boxes):
         most = axis.range.src[0].vmax
         copies = copies_of(axis, self.split.vector_lanes[number])
         lanes = axis.step // copies
-        shifts = not axis.is_reduce and not self.is_in_place
+        shifts = not (axis.is_reduce or self.is_in_place or axis.range in self.scanned)
         if self.lodged is not None and self.lodged.along is axis.range:
             shifts = False  # what is stored takes the place of what it is made of
         if isinstance(size, UOp):
@@ -215,6 +216,8 @@ class Tiling(Boxes):
                 new[node] = node.replace(src=src[:2], arg=None)  # `needs` say where it is wanted
             elif node.op is Ops.REDUCE:
                 new[node] = self.reduce(node, src[0])
+            elif node.op is Ops.SCAN:
+                new[node] = node.replace(src=(src[0], *self.leaves[node.src[1]]))
             elif node.op is Ops.STAGE:
                 new[node] = self.stage(node, src[0])
             elif node.op is Ops.INDEX and node.src[0].op is Ops.STAGE:
