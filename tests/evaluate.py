@@ -77,7 +77,7 @@ def value_of(
     if op is Ops.REDUCE:
         return reduce(src[0], arg.op, arg.axes, node.dtype)
     if op is Ops.SCAN:
-        return scan(src[0], arg.op, arg.axes[0], node.dtype)
+        return scan(src, arg.op, arg.axes[0], node.dtype)
     if op is Ops.INDEX:
         return read_at(src[0], src[1:])
     if op is Ops.STACK:
@@ -221,11 +221,17 @@ def bits_as(x: Array, dtype: np.dtype[Any]) -> Array:
 # ---------------------------------------------------------------- reductions
 
 
-def scan(x: Array, op: Ops, axis: int, dtype: DType) -> Array:
+def scan(src: Sequence[Array], op: Ops, axis: int, dtype: DType) -> Array:
     """Each element along an axis combined with all before it."""
-    wide = x.astype(np.float64) if dtypes.is_float(dtype) else x
-    function = {Ops.ADD: np.add, Ops.MUL: np.multiply, Ops.MAX: np.maximum}[op]
-    result = function.accumulate(wide, axis, dtype=wide.dtype)
+    wide, *factors = [x.astype(np.float64) if dtypes.is_float(dtype) else x for x in src]
+    if op is Ops.MULACC:
+        result = np.moveaxis(wide.copy(), axis, 0)
+        for k, factor in enumerate(np.moveaxis(factors[0], axis, 0)[1:]):
+            result[k + 1] += factor * result[k]
+        result = np.moveaxis(result, 0, axis)
+    else:
+        function = {Ops.ADD: np.add, Ops.MUL: np.multiply, Ops.MAX: np.maximum}[op]
+        result = function.accumulate(wide, axis, dtype=wide.dtype)
     return cast(result, dtypes.float64, dtype) if dtypes.is_float(dtype) else result
 
 

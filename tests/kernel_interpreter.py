@@ -220,9 +220,10 @@ class _Kernel:
             x = self.spread(known[node.src[0]], node.src[1:])
             return reduce(x, node.arg.op, axes, node.dtype)
         if op is Ops.SCAN:
-            loop = node.src[1]
-            x = self.spread(known[node.src[0]], (loop,))
-            return scan(x, node.arg.op, loop.arg.axis, node.dtype)
+            loop = node.src[-1]
+            shape = np.broadcast_shapes(*[known[s].shape for s in node.src])
+            src = [np.broadcast_to(known[s], shape) for s in node.scanned]
+            return scan(src, node.arg.op, loop.arg.axis, node.dtype)
         if op is Ops.STAGE:
             # the loops that it depends on stay axes; its own become the memory behind them
             x = self.spread(known[node.src[0]], node.src[1:])

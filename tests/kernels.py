@@ -11,7 +11,7 @@ import numpy as np
 
 from tiny.codegen.opt import Kernel, KernelOptError, Opt, OptOps
 from tiny.dtype import DType, _to_np_dtype, dtypes
-from tiny.uop.ops import AxisType, KernelInfo, Ops, UOp
+from tiny.uop.ops import AxisType, KernelInfo, Ops, ReduceArg, UOp
 from tiny.uop.target import Target
 
 Array = np.ndarray[Any, Any]
@@ -528,6 +528,72 @@ def _mixed(dtype: DType) -> Callable[[], Case]:
     return mixed
 
 
+def _scan(op: Ops, loop: UOp, *values: UOp) -> UOp:
+    return UOp(Ops.SCAN, values[0].dtype, (*values, loop), ReduceArg(op, ()))
+
+
+def _scanned(op: Ops, dtype: DType, shape: tuple[int, ...], along: int) -> Callable[[], Case]:
+    """A SCAN along one of the dimensions, of what is read from their ends, and one more."""
+
+    def make() -> Case:
+        a, b = some(*shape, dtype=dtype), some(*shape, dtype=dtype, seed=1)
+        if op in (Ops.MUL, Ops.MULACC):  # to be exact
+            a, b = (np.clip(x.astype(np.int64), -1, 1).astype(a.dtype) for x in (a, b))
+        loops = [out(n, k) for k, n in enumerate(shape)]
+        back = [const(n - 1) - loop for n, loop in zip(shape, loops, strict=True)]
+        values = [param(1, *shape, dtype=dtype).index(*back)]
+        if op is Ops.MULACC:
+            values.append(param(2, *shape, dtype=dtype).index(*loops))
+        value = _scan(op, loops[along], *values)
+        more = {Ops.ADD: 1, Ops.MUL: 2, Ops.MAX: 1, Ops.MULACC: 1}[op]
+        stored = value.alu(Ops.ADD, value.const_like(more))
+        rows = np.moveaxis(np.flip(a), along, 0).copy()
+        factors = np.moveaxis(b, along, 0)
+        for k in range(1, len(rows)):
+            if op is Ops.MULACC:
+                rows[k] += factors[k] * rows[k - 1]
+            else:
+                function = {Ops.ADD: np.add, Ops.MUL: np.multiply, Ops.MAX: np.maximum}[op]
+                rows[k] = function(rows[k - 1], rows[k])
+        expected = np.moveaxis(rows, 0, along) + np.array(more, a.dtype)
+        store = sink(param(0, *shape, dtype=dtype).index(*loops).store(stored))
+        after = [expected, a, b][: len(values) + 1]
+        return Case(store, [blank(*shape, dtype=dtype), a, b][: len(values) + 1], after)
+
+    make.__name__ = f"scan_{op.name}_{dtype.name}_{along}_of_{len(shape)}".lower()
+    return make
+
+
+def scan_of_scan_in_place() -> Case:
+    i, j = out(3, 0), out(21, 1)
+    x = param(0, 3, 21)
+    value = _scan(Ops.MAX, j, _scan(Ops.ADD, j, x.index(i, j)) * param(1, 3, 21).index(i, j))
+    a, b = some(3, 21), some(3, 21, seed=1)
+    after = np.maximum.accumulate(a.cumsum(1) * b, 1)
+    return Case(sink(x.index(i, j).store(value)), [a, b], [after, b])
+
+
+def scan_of_symbolic_size() -> Case:
+    n, m = UOp.variable("n", 1, 30), UOp.variable("m", 1, 5)
+    i, j = out(m, 0), out(n, 1)
+    a, expected = some(5, 30), blank(5, 30)
+    expected[:3, :23] = a[:3, :23].cumsum(1)
+    stored = param(0, 5, 30).index(i, j).store(_scan(Ops.ADD, j, param(1, 5, 30).index(i, j)))
+    return Case(sink(stored), [blank(5, 30), a], [expected, a], variables={"n": 23, "m": 3})
+
+
+_SCANS = [
+    _scanned(Ops.ADD, dtypes.float32, (3, 37), 1),
+    _scanned(Ops.ADD, dtypes.float32, (3, 13, 6), 1),
+    _scanned(Ops.ADD, dtypes.uint8, (40,), 0),
+    _scanned(Ops.MUL, dtypes.float32, (6, 37), 1),
+    _scanned(Ops.MAX, dtypes.float16, (19, 5), 0),
+    _scanned(Ops.MAX, dtypes.int64, (3, 13, 6), 2),
+    _scanned(Ops.MULACC, dtypes.float32, (6, 37), 1),
+    _scanned(Ops.MULACC, dtypes.float64, (3, 13, 6), 1),
+    scan_of_scan_in_place,
+    scan_of_symbolic_size,
+]
 _PLAIN = [
     matmul,
     matmul_square,
@@ -565,7 +631,13 @@ _PLAIN = [
 ]
 CASES: dict[str, Callable[[], Case]] = {
     make.__name__: make
-    for make in [*_PLAIN, *_IN_ORDER, *map(_total_of, dtypes.all), *map(_mixed, dtypes.all)]
+    for make in [
+        *_PLAIN,
+        *_SCANS,
+        *_IN_ORDER,
+        *map(_total_of, dtypes.all),
+        *map(_mixed, dtypes.all),
+    ]
 }
 
 

@@ -548,12 +548,34 @@ def _reduce(node: UOp, g: UOp) -> Gradients:
 
 
 def _scan(node: UOp, g: UOp) -> Gradients:
-    """Of a running sum: the sums from each element to the end."""
-    if node.arg.op is not Ops.ADD:
-        raise RuntimeError(f"no gradient is known for a SCAN by {node.arg.op!r}")
-    axes = node.arg.axes
-    sums = UOp(Ops.SCAN, g.dtype, (UOp(Ops.FLIP, g.dtype, (g,), axes),), node.arg)
-    return (UOp(Ops.FLIP, g.dtype, (sums,), axes),)
+    """Scans from the end: each element counts in all results that follow."""
+    op, (axis,) = node.arg
+    back = _flip(g, axis)
+    if op is Ops.ADD:
+        return (_flip(UOp(Ops.SCAN, g.dtype, (back,), node.arg), axis),)
+    if op is Ops.MAX:
+        raise RuntimeError("no gradient is known for a SCAN by MAX; detach() what goes into it")
+    # result[k] = factor[k] * result[k - 1] + value[k], of a product without the value
+    factors = _shifted(_flip(node.src[-1], axis), axis)
+    arg = ReduceArg(Ops.MULACC, (axis,))
+    values = _flip(UOp(Ops.SCAN, g.dtype, (back, factors), arg), axis)
+    before = _shifted(node, axis)
+    if op is Ops.MULACC:
+        return values, values.alu(Ops.MUL, before)
+    shape = tuple(1 if k == axis else size for k, size in enumerate(node.shape))
+    after = [(0, size - 1 if k == axis else 0) for k, size in enumerate(node.shape)]
+    first = _paired(Ops.PAD, _expand(node.const_like(1), shape), after)
+    return (values.alu(Ops.MUL, before.alu(Ops.ADD, first)),)
+
+
+def _flip(x: UOp, axis: int) -> UOp:
+    return UOp(Ops.FLIP, x.dtype, (x,), (axis,))
+
+
+def _shifted(x: UOp, axis: int) -> UOp:
+    """Each element along an axis one place further, the first one 0."""
+    padded = _paired(Ops.PAD, x, [(int(k == axis), 0) for k in range(len(x.shape))])
+    return _paired(Ops.SHRINK, padded, [(0, size) for size in x.shape])
 
 
 def _product(node: UOp, g: UOp) -> UOp:

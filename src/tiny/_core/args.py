@@ -63,7 +63,10 @@ class LocalArg(NamedTuple):
 
 
 class ReduceArg(NamedTuple):
-    """How a REDUCE or SCAN combines (ADD, MUL or MAX), and along which axes of a tensor."""
+    """How a REDUCE or SCAN combines (ADD, MUL or MAX), and along which axes of a tensor.
+
+    A SCAN by MULACC has factors too: it adds each value to a factor times what was before.
+    """
 
     op: Ops
     axes: tuple[int, ...]

@@ -221,6 +221,7 @@ cdef class ScanPlan:
     cdef int tile          # its place among all tiles
     cdef int lane          # number of its leaf
     cdef tuple others      # the tiles of other axes
+    cdef bint has_factors  # the second of its sources
 
 
 @cython.final
@@ -2162,7 +2163,7 @@ cdef class Expansion:
     cdef Node nothing(self, Node q, DType dtype):
         """What a reduction of nothing is."""
         cdef int op = int(q.arg[0])
-        cdef object value = 0 if op == OP_ADD else 1 if op == OP_MUL else q.dtype.min
+        cdef object value = 1 if op == OP_MUL else q.dtype.min if op == OP_MAX else 0
         return self.emit(make_const(dtype, coerce(dtype, value)))
 
     cdef Node identity(self, Node q, int lane, DType dtype):
@@ -2250,7 +2251,8 @@ cdef class Expansion:
         cdef ScanPlan plan = ScanPlan()
         cdef Node r
         plan.tile = plan.lane = -1
-        for r in q.src[1:]:
+        plan.has_factors = int(q.arg[0]) == OP_MULACC
+        for r in q.src[2 if plan.has_factors else 1:]:
             plan.axis = self.axis_of_leaf[r.arg[0]]
             if r.arg[0] in self.axis_of_lane:
                 plan.lane = r.arg[0]
@@ -2298,31 +2300,43 @@ cdef class Expansion:
         """A SCAN at the combination; it is computed for all of its tile at once.
 
         Lanes and steps along its own axis are combined by themselves first, and then with what
-        was before: from one iteration to the next it takes one operation.
+        was before: from one iteration to the next it takes one operation. Products are so in the
+        wide dtype, since those of a part may overflow where the whole does not.
         """
         cdef ScanPlan plan = self.scans[q]
         cdef Accumulator carry = self.carries.get((q, self.key(plan.others)))
         cdef int64_t lanes = 1 if info.lane < 0 else self.lanes_of_leaf[info.lane], k
         cdef int64_t steps = 1 if plan.tile < 0 else self.counts[plan.tile]
         cdef int64_t here = 0 if plan.tile < 0 else self.at[plan.tile]
-        cdef Node total = self.nothing(q, q.dtype) if carry is None else carry.value
-        cdef Node x, before, inner = None
-        cdef bint in_order = plan.lane < 0 and (steps == 1 or total.dtype is q.dtype)
-        before = None if in_order else self.wide(self.as_dtype(total, q.dtype), lanes)
+        cdef bint is_product = int(q.arg[0]) == OP_MUL
+        cdef Node total, x, before, inner = None
+        cdef DType dtype
+        cdef bint in_order
+        if carry is not None:
+            total = carry.value
+        else:
+            total = self.nothing(q, self.rules.carry(q) if is_product else q.dtype)
+        in_order = plan.lane < 0 and (steps == 1 or total.dtype is q.dtype or plan.has_factors)
+        dtype = total.dtype if in_order or is_product else q.dtype
+        before = None if in_order else self.wide(self.as_dtype(total, dtype), lanes)
         total = total if plan.lane >= 0 else self.wide(total, lanes)
         for k in range(steps):
             if plan.tile >= 0:
                 self.at[plan.tile] = k
-            x = self.wide(self.value(q.src[0]), lanes)
+            x = self.as_dtype(self.wide(self.value(q.src[0]), lanes), dtype)
             if in_order:
-                total = self.combine(q, total, self.as_dtype(x, total.dtype))
+                if plan.has_factors:
+                    factor = self.as_dtype(self.wide(self.value(q.src[1]), lanes), dtype)
+                    total = self.emit(make3(OP_MULACC, dtype, factor, total, x))
+                else:
+                    total = self.combine(q, total, x)
                 self.remember(q, self.as_dtype(total, q.dtype))
                 continue
             if plan.lane >= 0:
                 x = self.prefixes(q, x)
             if inner is not None:
                 x = self.combine(q, self.wide(inner, lanes), x)
-            self.remember(q, self.combine(q, before, x))
+            self.remember(q, self.as_dtype(self.combine(q, before, x), q.dtype))
             inner = self.lane(x, lanes - 1) if plan.lane >= 0 else x
         if not in_order:
             total = self.combine(q, total, self.as_dtype(inner, total.dtype))

@@ -292,7 +292,7 @@ def _arg(op: Ops, dtype: DType, plain: Any) -> Any:
         return plain
     if op in (Ops.REDUCE, Ops.SCAN):
         how = Ops.__members__.get(plain) if isinstance(plain, str) else None
-        if how not in GroupOp.Reduce:
+        if how not in GroupOp.Reduce and not (op is Ops.SCAN and how is Ops.MULACC):
             raise Damaged(f"{op.name} combines by {plain!r}")
         return ReduceArg(how, ())
     parts = plain if isinstance(plain, list) else []

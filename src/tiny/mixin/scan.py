@@ -2,31 +2,20 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
-from typing import Any, Self
+from typing import Self
 
 from tiny._core.args import ReduceArg
 from tiny._core.ops import Ops
 from tiny.dtype import dtypes, strong_dtype, sum_acc_dtype
-from tiny.helpers import ceildiv
 from tiny.mixin.elementwise import in_float32
 from tiny.mixin.reduce import ReduceMixin
-from tiny.mixin.sizes import difference, most
-
-# A row of up to _SHORT elements is folded for each of its places at once. A longer one is cut into
-# blocks: what is before a block comes from a scan of the blocks. The work of an element is then
-# about _BLOCK steps side by side in lanes, whatever the length; blocks of 16 were the fastest.
-_BLOCK = 16
-_SHORT = 64
 
 
 class ScanMixin(ReduceMixin):
     """Scans along one dimension, by default the first; the shape stays.
 
-    Work grows with the length n, and kernels with its logarithm. IndexError if there is no such
-    dimension. Method: blocks, and a scan of the blocks (Blelloch, "Prefix sums and their
-    applications", 1990).
+    Each is one pass over memory (`logcumsumexp`: two), whatever the length. IndexError if there is
+    no such dimension.
     """
 
     __slots__ = ()
@@ -55,13 +44,8 @@ class ScanMixin(ReduceMixin):
         [1, 2, 6, 24]
         """
         own = strong_dtype(self.dtype)
-        if own is dtypes.bool:
-            return self._scan(axis, True, lambda x: x.min(-1), lambda a, b: a & b)
         wide = sum_acc_dtype(own) if dtypes.is_float(own) else own
-        product = self.cast(wide)._scan(
-            axis, 1, lambda x: x._reduce(Ops.MUL, -1, False), lambda a, b: a * b
-        )
-        return product.cast(own)
+        return self.cast(wide)._running(Ops.MUL, axis).cast(own)
 
     def cummax(self, axis: int = 0) -> tuple[Self, Self]:
         """The largest element so far, and its place (int32).
@@ -99,7 +83,18 @@ class ScanMixin(ReduceMixin):
         >>> Tensor([0.0, 0.0, -math.inf]).logcumsumexp().exp().tolist()
         [1.0, 2.0, 2.0]
         """
-        return self._scan(axis, -math.inf, lambda x: x.logsumexp(-1), _log_add)
+        axis, x = self._resolve_dim(axis), self._strong()
+        if not x.ndim or 0 in x.shape:
+            return x._same()
+        # the largest so far, one place late: of nothing, of the first element, and so on
+        tops = x.detach()._one_late(axis)._running(Ops.MAX, axis).contiguous()
+        size = x.shape[axis]
+        before, top = tops._cut(axis, 0, size), tops._cut(axis, 1, size + 1)
+        factors = before.eq(top).where(1.0, (before - top).exp())  # 1: of two infinities
+        top = top.isinf().where(0.0, top)  # nothing finite can be taken off of an infinity
+        sums = (x - top).exp()
+        arg = ReduceArg(Ops.MULACC, (axis,))
+        return sums._node(Ops.SCAN, sums.dtype, (factors,), arg).log() + top
 
     # ------------------------------------------------------------ the method
 
@@ -110,61 +105,10 @@ class ScanMixin(ReduceMixin):
             return x._same()
         return x._node(Ops.SCAN, x.dtype, (), ReduceArg(op, (axis,)))
 
-    def _scan(
-        self,
-        axis: int,
-        start: float,
-        fold: Callable[[Self], Self],
-        join: Callable[[Self, Self], Self],
-    ) -> Self:
-        """The fold of each element along a dimension and all before it.
-
-        `fold` reduces the last dimension, `join` folds two folds, and `start` is the fold of
-        nothing. A symbolic length is padded to its upper bound: what follows does not matter.
-        """
-        axis, x = self._resolve_dim(axis), self._strong()
-        if not x.ndim or 0 in x.shape:
-            return x._same()
-        size = x.shape[axis]
-        if not isinstance(size, int):
-            rest = [difference(most(size), size) if k == axis else 0 for k in range(x.ndim)]
-            padded = x._pad([n for after in rest for n in (0, after)])
-            return padded._scan(axis, start, fold, join)._cut(axis, 0, size)
-        return x._to_last(axis)._scan_rows(start, fold, join)._from_last(axis)
-
-    def _scan_rows(
-        self,
-        start: float,
-        fold: Callable[[Self], Self],
-        join: Callable[[Self, Self], Self],
-    ) -> Self:
-        """Along the last dimension, whose length is known."""
-        *rows, size = self.shape
-        if size <= _SHORT:
-            return self._fold_prefixes(start, fold)
-        count, last = ceildiv(size, _BLOCK), self.ndim - 1
-        blocks = self._grown(count * _BLOCK - size)
-        if blocks.shape != self.shape:
-            # Each element is read _BLOCK times; only here is it asked whether it is there. And the
-            # result is stored before it is cut, so that its loops are over blocks.
-            blocks = blocks.contiguous()
-        blocks = blocks.reshape(*rows, count, _BLOCK)
-        # the last block is followed by none
-        ends = fold(blocks._cut(last, 0, count - 1))._scan_rows(start, fold, join)
-        before = ends.pad([(0, 0)] * last + [(1, 0)], value=start).unsqueeze(-1)
-        inside = blocks._fold_prefixes(start, fold)
-        whole = join(before, inside).reshape(*rows, count * _BLOCK)
-        return whole if whole.shape == self.shape else whole.contiguous()._cut(last, 0, size)
-
-    def _grown(self, count: int) -> Self:
-        """With so many zeros at the end of the last dimension."""
-        return self.pad([(0, 0)] * (self.ndim - 1) + [(0, count)]) if count else self
-
-    def _fold_prefixes(self, start: float, fold: Callable[[Self], Self]) -> Self:
-        """Along the last dimension, each prefix by itself."""
-        places = self._places(self.shape[-1])
-        is_before = places <= places.unsqueeze(-1)
-        return fold(is_before.where(self.unsqueeze(-2), self._scalar(start, self.dtype)))
+    def _one_late(self, axis: int) -> Self:
+        """With the least value of its dtype in front, along a dimension."""
+        front = [(int(k == axis), 0) for k in range(self.ndim)]
+        return self.pad(front, value=self.dtype.min)
 
     # ------------------------------------------------------------ records
 
@@ -177,11 +121,8 @@ class ScanMixin(ReduceMixin):
         if 0 in self.shape:
             return self._same(), self.ne(self).cast(dtypes.int32)
         x = x.detach()
-        top = x._running(Ops.MAX, axis).contiguous()
         # a record is larger than all before it; of NaNs, which nothing exceeds, the first is one
-        before = [(0, 0)] * self.ndim
-        before[axis] = (1, 0)
-        last = top.pad(before)._cut(axis, 0, size)
+        last = x._one_late(axis)._cut(axis, 0, size)._running(Ops.MAX, axis)
         is_record = last < x
         if dtypes.is_float(x.dtype):
             is_record = is_record | (x.isnan() & last.isnan().logical_not())
@@ -189,10 +130,3 @@ class ScanMixin(ReduceMixin):
         # the first element may not exceed the padding: its place is 0 all the same
         found = is_record.where(places, 0)._running(Ops.MAX, axis)
         return self.gather(axis, found), found
-
-
-def _log_add(a: Any, b: Any) -> Any:
-    """log(exp(a) + exp(b)), without overflow."""
-    top = a.maximum(b).detach()
-    top = top.isinf().where(0, top)  # nothing finite can be taken off of an infinity
-    return ((a - top).exp() + (b - top).exp()).log() + top

@@ -144,7 +144,7 @@ def read_graph(sink: UOp, default_device: str) -> TensorGraph:
             moved = devices[position[node.src[0]]]
             if moved is None or moved == node.arg:
                 kind = VIEW  # of nothing that lives anywhere: computed where it is wanted
-        many = kind in (COMPUTE, EFFECT, VERSION, IGNORED, PICK)
+        many = kind in (COMPUTE, EFFECT, VERSION, IGNORED, PICK, SCAN)
         if kind == CALL:
             operands = node.src[: node.arg.buffers]
         else:

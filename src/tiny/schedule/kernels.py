@@ -373,11 +373,13 @@ class _Builder:
             for s in r.src:
                 r.free |= s.free
         elif kind == SCAN:
-            (s,) = r.src
             loop = loop_of(r.index[node.arg.axes[0]])
-            r.value, r.free = s.built(), s.free
+            r.value, r.free = r.src[0].built(), r.src[0].free
             if loop is not None:  # else of one element
-                r.value = UOp(Ops.SCAN, node.dtype, (r.value, loop), ReduceArg(node.arg.op, ()))
+                src = (*[s.built() for s in r.src], loop)
+                r.value = UOp(Ops.SCAN, node.dtype, src, ReduceArg(node.arg.op, ()))
+                for s in r.src:
+                    r.free |= s.free
                 r.free |= self.loops.of(loop)
         elif kind == REDUCE:
             r.value = self.reduce(node, r)

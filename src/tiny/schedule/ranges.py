@@ -287,7 +287,8 @@ class _Walk:
             loop = loop_of(at)
             if loop is not None:
                 kernel.scanned[loop] = at is not loop
-            self.ask_value(g.src[i][0], r, r.index)
+            for s in g.src[i]:
+                self.ask_value(s, r, r.index)
         elif kind == REDUCE:
             kernel.cells += 1
             s = g.src[i][0]

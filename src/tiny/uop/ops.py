@@ -94,6 +94,11 @@ class UOp(Node, ActivationsMixin):  # Node first: its operators are native
     ) -> UOp:
         return make_node(int(op), dtype, tuple(src), arg, tag)
 
+    @property
+    def scanned(self) -> tuple[UOp, ...]:
+        """What a SCAN combines: values, and factors if it is by MULACC. Loops follow in kernels."""
+        return self.src[: 2 if self.arg.op is Ops.MULACC else 1]
+
     # ------------------------------------------------------------ building
 
     @staticmethod

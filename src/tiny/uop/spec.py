@@ -329,9 +329,20 @@ def is_tensor_reduce(x: UOp) -> bool:
     return is_reduction(x) and _is_axes(x.arg.axes, len(x.src[0].shape))
 
 
+def is_scan(x: UOp) -> bool:
+    """A SCAN combines as a REDUCE does, or floats by MULACC, in its own dtype."""
+    arg = x.arg
+    if type(arg) is not ReduceArg:
+        return False
+    if arg.op not in GroupOp.Reduce and not (arg.op is Ops.MULACC and is_float(x.dtype)):
+        return False
+    return all(s.dtype is x.dtype and s.shape == x.shape for s in x.scanned)
+
+
 def is_tensor_scan(x: UOp) -> bool:
     """A SCAN of a tensor names its axis."""
-    return is_tensor_reduce(x) and len(x.arg.axes) == 1
+    axes = x.arg.axes
+    return is_scan(x) and x.src == x.scanned and len(axes) == 1 and _is_axes(axes, len(x.shape))
 
 
 def is_reading(x: UOp) -> bool:
@@ -431,7 +442,7 @@ spec_tensor = (
             (UPat(Ops.SHRINK, name="x"), is_shrink),
             (UPat(Ops.FLIP, name="x"), is_flip),
             (UPat(Ops.REDUCE, src=_operands(1), name="x"), is_tensor_reduce),
-            (UPat(Ops.SCAN, src=_operands(1), name="x"), is_tensor_scan),
+            (UPat(Ops.SCAN, name="x"), is_tensor_scan),
             (
                 UPat(
                     (Ops.CONTIGUOUS, Ops.CONTIGUOUS_BACKWARD, Ops.DETACH),
@@ -493,7 +504,8 @@ def is_kernel_reduce(x: UOp) -> bool:
 
 def is_kernel_scan(x: UOp) -> bool:
     """A SCAN of a kernel names its loop: its value is that of all steps up to the one at hand."""
-    return is_kernel_reduce(x) and len(x.src) == 2
+    loops = x.src[len(x.scanned) :]
+    return is_scan(x) and x.arg.axes == () and len(loops) == 1 and _is_loop(loops[0])
 
 
 def _is_loop(x: UOp) -> bool:

@@ -269,11 +269,11 @@ def _check_scans(sink: UOp, order: Sequence[UOp], free: dict[UOp, int]) -> None:
     scans = [n for n in order if n.op is Ops.SCAN]
     if not scans:
         return
-    if len({n.src[1] for n in scans}) > 1:
+    if len({n.src[-1] for n in scans}) > 1:
         raise _refused(scans[-1], "the SCANs of a kernel go along one loop")
     stored = free[sink.src[0]]
     for scan in scans:
-        if scan.src[1].arg.kind is not AxisType.LOOP or free[scan] & ~stored:
+        if scan.src[-1].arg.kind is not AxisType.LOOP or free[scan] & ~stored:
             raise _refused(scan, "a SCAN goes along a loop over what is stored")
 
 

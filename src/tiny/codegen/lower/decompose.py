@@ -49,7 +49,8 @@ def _lower_node(node: UOp, src: tuple[UOp, ...], target: Target) -> UOp:
         return _constant(node) if dtype in _FORMATS else node
     if op in (Ops.REDUCE, Ops.SCAN) and dtype in _FORMATS:
         # the accumulator is a float32, rounded once
-        wide = node.replace(dtype=dtypes.float32, src=(_widen(src[0], target), *src[1:]))
+        values = [_widen(s, target) if s.dtype is dtype else s for s in src]
+        wide = node.replace(dtype=dtypes.float32, src=tuple(values))
         return _narrow(wide, dtype, target)
     if op not in _ARITHMETIC:
         return node if src == node.src else node.replace(src=src)

@@ -90,8 +90,7 @@ class SumRules:
     def carry(self, q: UOp) -> DType:
         """What a SCAN is held in from one iteration of its loop to the next.
 
-        In float64 where it is one of float32 by ADD or MUL, so that its error does not grow with
-        its length.
+        In float64 where it is one of float32, so that its error does not grow with its length.
         """
         is_long = q.dtype is dtypes.float32 and q.arg.op is not Ops.MAX
         return dtypes.float64 if is_long and self.has_double else q.dtype

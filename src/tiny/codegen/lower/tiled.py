@@ -84,7 +84,7 @@ class TiledKernel:
 
     A STAGE is `STAGE(STORE(INDEX(DEFINE_LOCAL, …), value), its loops, tiles and lanes…)`: it
     stands for the memory after the STORE has run for all of those. An INDEX of a DEFINE_LOCAL
-    itself reads what an earlier iteration left there. A `SCAN(value, loop, tile, lane)` names the
+    itself reads what an earlier iteration left there. A `SCAN(values…, loop, tile, lane)` names the
     parts of one axis, those that there are; the loop is inside of all others that it depends on.
     """
 

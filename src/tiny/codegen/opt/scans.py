@@ -16,13 +16,21 @@ STEPS = 4  # of such chains at once: one operation for all of them is in the wid
 def scan_tile(kernel: SplitKernel, nest: Nest) -> Tile:
     """Lanes along the axis where most of what is read and written has neighbours in memory.
 
-    That may be the axis of the SCANs itself.
+    That may be the axis of the SCANs itself. Where it has to go step by step, lanes go along
+    another axis, and what is read and written is transposed in registers.
     """
     own = kernel.scanned
     accesses = [*nest.loads, *nest.stores]
     near = {k: sum(x.is_contiguous(k) for x in accesses) for k in axes_of(nest.mask)}
     lane = max(near, key=lambda k: (near[k], k == own))
+    across = lane == own and not kernel.scans_lanes
+    if across:
+        lane = max(near, key=lambda k: (k != own, kernel.points(1 << k)))
+        if lane == own:
+            return Tile()
     size, full = kernel.axes[lane].size, kernel.vector_lanes(lane)
+    if across and full > 1 and size is not None and size >= full:
+        return Tile(lane, full, ((own, full),))
     if not near[lane] or full < 2 or full > 1 << 20:
         return Tile()
     vectors = VECTORS if lane == own else ROWS

@@ -88,8 +88,11 @@ class SplitKernel:
         ]
         self.number_of = {a.range: k for k, a in enumerate(self.axes)}
         # the axis that SCANs go along, -1 if there are none: inside of all others, and in order
-        scanned = [self.number_of[n.src[1]] for n in order if n.op is Ops.SCAN]
-        self.scanned = scanned[0] if scanned else -1
+        scans = [n for n in order if n.op is Ops.SCAN]
+        self.scanned = self.number_of[scans[0].src[-1]] if scans else -1
+        # lanes along it would change the order, and factors may overflow where what they are for
+        # is 0
+        self.scans_lanes = not (self.strict or any(n.arg.op is Ops.MULACC for n in scans))
         self.masks = axis_masks(order, {r: 1 << k for k, r in enumerate(ranges)})
         self.nest_masks = self._find_nests(order)
         self.nest_order = self._default_order()
@@ -258,7 +261,7 @@ class SplitKernel:
     def _check_order(self, opt: Opt) -> None:
         """What SCANs go along stays in order, and inside of all other loops."""
         numbers = (opt.axis, opt.arg if opt.op is OptOps.SWAP else None)
-        splits = opt.op is OptOps.UPCAST or (opt.op is OptOps.VEC and not self.strict)
+        splits = opt.op is OptOps.UPCAST or (opt.op is OptOps.VEC and self.scans_lanes)
         is_free = splits or opt.op is OptOps.STREAM or self.scanned not in numbers
         rule = "the steps of a SCAN go in order, inside of all others"
         self._check(is_free and opt.op is not OptOps.STAGE, opt, rule)

@@ -61,7 +61,7 @@ class Tiling(Boxes):
         self.heads = {} if staged else self.find_heads(streamed)
         self.lodged = None if is_in_place or streamed else self.find_lodged()
         self.masks, self.staged = masks, staged
-        self.scanned = {n.src[1] for n in masks if n.op is Ops.SCAN}
+        self.scanned = {n.src[-1] for n in masks if n.op is Ops.SCAN}
         self.is_in_place, self.prologues = is_in_place, prologues
         self.values: dict[UOp, UOp] = {}  # each range as an expression of its leaves
         self.outer: dict[int, UOp] = {}  # by axis: the part of it that loops make
@@ -217,7 +217,7 @@ class Tiling(Boxes):
             elif node.op is Ops.REDUCE:
                 new[node] = self.reduce(node, src[0])
             elif node.op is Ops.SCAN:
-                new[node] = node.replace(src=(src[0], *self.leaves[node.src[1]]))
+                new[node] = node.replace(src=(*src[:-1], *self.leaves[node.src[-1]]))
             elif node.op is Ops.STAGE:
                 new[node] = self.stage(node, src[0])
             elif node.op is Ops.INDEX and node.src[0].op is Ops.STAGE:
