@@ -238,9 +238,7 @@ class SortMixin(ProcessingMixin):
         half = wide.bitsize // 2
         is_less, is_last = keys < last, keys.eq(last)
         ones = is_less.cast(wide) | (is_last.cast(wide) << half)
-        so_far = ones.contiguous()._scan(
-            1, 0, lambda x: x._reduce(Ops.ADD, -1, False), lambda a, b: a + b
-        )
+        so_far = ones._running(Ops.ADD, 1)
         less = (so_far & ((1 << half) - 1)).cast(dtypes.int32)
         equal = (so_far >> half).cast(dtypes.int32) + before
         place = is_less.where(less, is_last.where(equal, count + 1)) - 1
