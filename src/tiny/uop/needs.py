@@ -81,6 +81,8 @@ def needs_of(nodes: Sequence[UOp]) -> tuple[dict[UOp, Known], dict[UOp, Known]]:
                 want(s, NOTHING)
             continue
         if node.op is Ops.REDUCE:
+            # a reduction around this one may go over the same ranges: what it knows is of its own
+            known = frozenset([x for x in known if x.ranges().isdisjoint(node.src[1:])])
             only = known | (terms.of(node.src[0].src[0]) if is_masked(node) else NOTHING)
             for r in node.src[1:]:
                 steps[r] = steps[r] & only if r in steps else only
