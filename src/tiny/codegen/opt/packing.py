@@ -70,6 +70,7 @@ class Boxes:
         self.numbers = 0  # of leaves
         self.parts: dict[UOp, Part] = {}  # by leaf
         self.loops: dict[int, Loop] = {}  # by number of the axis or blocks, as they nest
+        self.nest_order: list[int] = []  # of those that have a loop and others
         self.more_loops: list[Loop] = []  # of fills, each in nesting order
         self.axes: dict[int, TiledAxis] = {}
         self.unrolled: list[UOp] = []
@@ -116,7 +117,7 @@ class Boxes:
         memory, *at = node.src
         value, rank = made.value, len(memory.arg.shape)
         order = list(self.loops)
-        places = {e: k for k, e in enumerate(self.split.order)}
+        places = {e: k for k, e in enumerate(self.nest_order)}
         limit = -1 if axis is None else places[axis]
         outside = {e for e in order if places[e] <= limit}
         use = self.unit

@@ -67,13 +67,16 @@ class Tiling(Boxes):
         self.outer: dict[int, UOp] = {}  # by axis: the part of it that loops make
         self.inner: dict[int, UOp] = {}  # and that of the tile and the lanes
         self.leaves: dict[UOp, tuple[UOp, ...]] = {}  # of each range
+        self.kept_sums: set[UOp] = set()  # the STAGEs of sums that loops carry
         self.carrying: set[int] = set()  # axes that sums are carried along, or shared
         # what an INDEX into a STAGE has in front of and behind its own indices
         self.around: dict[UOp, tuple[tuple[UOp, ...], tuple[UOp, ...]]] = {}
         base = [k for k in split.order if split.axes[k].blocks_of < 0]
         for k in base:
             self.split_axis(k, split.axes[k])
-        self.loops = {k: self.loops[k] for k in split.order if k in self.loops}
+        # in what threads share, theirs is the outermost loop
+        self.nest_order = sorted(split.order, key=lambda k: not split.axes[k].is_thread)
+        self.loops = {k: self.loops[k] for k in self.nest_order if k in self.loops}
 
     # ------------------------------------------------------------ leaves
 
@@ -243,12 +246,10 @@ class Tiling(Boxes):
             is_known = isinstance(self.axes[number].size, int) and not self.split.axes[number].block
             if loop is not None and loop.position is not None and is_known and not loop.needs:
                 self.loops[number] = replace(loop, head=self.head(number))
-        # in what threads share, theirs is the outermost loop
-        loops = sorted(self.loops.values(), key=lambda loop: not loop.is_thread)
         axes = tuple([self.axes[k] for k in range(len(self.axes))])
         return TiledKernel(
             new[self.ast] if sink is None else sink,
-            (*loops, *self.more_loops),
+            (*self.loops.values(), *self.more_loops),
             axes,
             (*self.unrolled, *self.rows, *self.vectors),
             self.split.strict,
@@ -321,6 +322,12 @@ class Tiling(Boxes):
         if dtype is not None:  # rounded once, in the end
             value = value.cast(dtype)
         if shared:
+            # what threads add up goes inside of all outputs, whatever the order of loops
+            if set(carried) - set(shared) and not self.kept_sums.isdisjoint(value.postorder()):
+                raise KernelOptError(
+                    "sums that are kept in memory are added up again by threads, in loops outside "
+                    "of those over outputs"
+                )
             result = self.shared_sum(node, value, over, shared)
         else:
             outputs = [e for k, e in enumerate(entries) if k in around]
@@ -396,7 +403,9 @@ class Tiling(Boxes):
             before = is_later.where(before, nothing)
         total = UOp(op, value.dtype, (before, part))
         own = [*outside, *self.leaves_of(outputs), *tiles, *lanes]
-        kept = UOp(Ops.INDEX, value.dtype, (self.filled(memory, at, total, own), *at))
+        stage = self.filled(memory, at, total, own)
+        self.kept_sums.add(stage)
+        kept = UOp(Ops.INDEX, value.dtype, (stage, *at))
         return kept.cast(dtype) if kept.dtype is not dtype else kept
 
 
