@@ -140,6 +140,30 @@ def conv_of_sums() -> Case:
     )
 
 
+def product_of_larger() -> Case:
+    """An operand is made of two arrays, the second of which has a condition of its own."""
+    m, n, k = 5, 9, 14
+    i, j, r = out(m, 0), out(n, 1), red(k, 2)
+    other = param(2, k).index(r - 1, gate=within(r - 1, k))
+    larger = param(1, m, k).index(i, r).maximum(other)
+    stored = param(0, m, n).index(i, j).store((larger * param(3, k, n).index(r, j)).reduce(r))
+    a, b, c = some(m, k), some(k, seed=1), some(k, n, seed=2)
+    shifted = np.concatenate([np.zeros(1, np.float32), b[:-1]])
+    expected = np.maximum(a, shifted) @ c
+    return Case(sink(stored), [blank(m, n), a, b, c], [expected, a, b, c])
+
+
+def shares_so_far() -> Case:
+    """A sum of a row's first columns, each times the sum over the same range of all columns."""
+    n = 11
+    i, r = out(n, 0), red(n, 1)
+    x = param(1, n, n).index(i, r)
+    value = (r < i + 1).where(x * x.reduce(r), 0.0).reduce(r)
+    a = some(n, n)
+    expected = np.tril(a * a.sum(1, keepdims=True)).sum(1)
+    return Case(sink(param(0, n).index(i).store(value)), [blank(n), a], [expected, a])
+
+
 def softmax() -> Case:
     rows, n = 3, 12
     i, j, r, s = out(rows, 0), out(n, 1), red(n, 2), red(n, 3)
@@ -599,6 +623,8 @@ _PLAIN = [
     matmul_square,
     conv_padded,
     conv_of_sums,
+    product_of_larger,
+    shares_so_far,
     softmax,
     argmax,
     max_and_argmin,

@@ -120,6 +120,10 @@ class _Maker:
             return UOp.range(UOp.variable(name, low, size), self.axes - 1, kind)
         return UOp.range(size, self.axes - 1, kind)
 
+    def loop_of(self, size: int, kind: AxisType) -> UOp:
+        self.axes += 1
+        return UOp.range(size, self.axes - 1, kind)
+
     def room(self, loops: list[UOp]) -> int:
         return self.most_points // max(1, math.prod(int(r.src[0].vmax) for r in loops))
 
@@ -218,7 +222,8 @@ class _Maker:
         """A value of a dtype over loops."""
         kind = self.pick(
             ["load", "load", "alu", "alu", "alu", "where", "cast", "constant", "loop",
-             "reduce", "reduce", "reduce", "matrices", "stage", "row", "again", "again"]
+             "reduce", "reduce", "reduce", "matrices", "strided window", "stage", "row",
+             "again", "again"]
         )  # fmt: skip
         if depth <= 0 and kind not in ("again", "constant", "loop"):
             kind = "load"
@@ -254,6 +259,8 @@ class _Maker:
             return self.value(loops, depth - 1, source).cast(dtype)
         if kind == "matrices":
             return self.matrices(loops, dtype)
+        if kind == "strided window":
+            return self.strided_window(loops, depth, dtype)
         if kind == "row":
             return self.row(loops, depth, dtype)
         if kind == "stage":
@@ -301,7 +308,13 @@ class _Maker:
     def reduce(self, loops: list[UOp], depth: int, dtype: DType) -> UOp:
         scope = self.scope(loops)
         mine: list[UOp] = []
-        for _ in range(self.pick([1, 1, 1, 2])):
+        others = [x for x in self.pool if x.op is Ops.REDUCE and not {*x.src[1:]} & {*scope}]
+        if others and self.chance(3):  # over the ranges of another one, which may stand inside
+            mine = list(self.pick(others).src[1:])
+            if len(scope) + len(mine) > 4 or self.room([*scope, *mine]) < 1:
+                mine = []
+            self.features["ranges reduced again"] += bool(mine)
+        for _ in range(self.pick([1, 1, 1, 2]) if not mine else 0):
             if len(scope) + len(mine) < 4 and self.axes < 9:
                 mine.append(self.loop(AxisType.REDUCE, self.room([*scope, *mine])))
         if not mine:
@@ -312,8 +325,57 @@ class _Maker:
             x = self.value(inside, depth - 2, dtype) * self.value(inside, depth - 2, dtype)
         else:
             x = self.value(inside, depth - 1, dtype)
+        if op is not Ops.MUL and self.chance(3):
+            x = self.masked(x, inside, mine, op)
         node = x.reduce(*mine, arg=op)
         self.features[f"reduce: {op.name}"] += 1
+        self.remember(node)
+        return node
+
+    def masked(self, x: UOp, inside: list[UOp], mine: list[UOp], op: Ops) -> UOp:
+        """What inequalities of loops choose of a reduction's values, as under a causal mask."""
+        terms = []
+        for _ in range(self.pick([1, 1, 2, 3])):
+            a, b = self.pick(mine), self.pick(inside)
+            low = a * self.pick([1, 1, 1, 2, 3, -1]) + self.number(-3, 3)
+            high = b if b is not a else const(self.number(0, 9))
+            high = high + int(b.src[0].vmax) // 2 if self.chance(3) else high
+            term = low < high if self.chance(2) else (high < low).alu(Ops.CMPNE, UOp.const(True))
+            if self.chance(3):
+                low, high = low.cast(dtypes.int32), high.cast(dtypes.int32)
+                term = low < high
+            terms.append(term)
+        gate = terms[0]
+        for t in terms[1:]:
+            gate = gate & t
+        self.features["masked reduction"] += 1
+        other = 0 if op is Ops.ADD else x.dtype.min
+        return gate.where(x, UOp.const(x.dtype.const(other), x.dtype))
+
+    def strided_window(self, loops: list[UOp], depth: int, dtype: DType) -> UOp:
+        """As the gradient of a window that moves by several elements, where whole steps lead."""
+        if not loops or len(loops) > 3:
+            return self.load(loops, dtype)
+        y, step = self.pick(loops), self.number(2, 5)
+        size = self.number(1, min(7, self.room(loops)))
+        k: UOp = self.loop_of(size, AxisType.REDUCE)
+        place = y * self.pick([1, 1, 1, 2]) - k * self.pick([1, 1, 1, 2, 3]) + self.number(-2, 5)
+        whole = place % step < 1 if self.chance(2) else (place % step).eq(0)
+        count = max(1, int(place.vmax) // step + self.pick([1, 1, 0, -1]))
+        at = place // step
+        gate = whole & (const(-1) < at) & (at < count)
+        memory = UOp.placeholder((count,), dtype, self.next_slot)
+        self.next_slot += 1
+        self.inputs.append(memory)
+        zero = UOp.const(dtype.const(0), dtype)
+        x = memory.index(at, gate=gate)
+        if self.chance(2):
+            x = gate.where(x, zero)
+        if dtype is not dtypes.bool:
+            x = x * self.load_of(dtype, [k])
+            x = gate.where(x, zero) if self.chance(2) else x
+        node = x.reduce(k)
+        self.features["strided window"] += 1
         self.remember(node)
         return node
 
@@ -569,9 +631,9 @@ class _Evaluation:
         kept, own = self.known[memory], [self.dims[r] for r in memory.src[1:]]
         sizes = [self.size(r) for r in memory.src[1:]]
         if 0 in sizes:
-            return Known(
-                np.zeros(np.broadcast_shapes(on.shape, kept.value.shape), kept.value.dtype)
-            )
+            rest = self.with_sizes(kept.value.shape, own, [1] * len(own))
+            shape = np.broadcast_shapes(on.shape, rest, *[x.shape for x in at])
+            return Known(np.zeros(shape, kept.value.dtype))
         picked: list[Array] = []
         wide = np.broadcast_to(kept.value, self.with_sizes(kept.value.shape, own, sizes))
         for dim in range(wide.ndim):
@@ -615,7 +677,7 @@ class _Evaluation:
             low = np.max(terms, axis=axes, keepdims=True, initial=-np.inf)
             value = np.where(over(np.any, np.isnan(terms)), np.nan, low)
             value = plain.cast(value, dtypes.float64, dtype)
-            return Known(value, None if x.error is None else over(np.max, x.error) + 0 * low)
+            return Known(value, None if x.error is None else over(np.max, x.error))
         sizes_of = np.abs(terms) if x.terms is None else np.broadcast_to(x.terms, wide.shape)
         count = math.prod(sizes)
         wide_dtype = dtypes.float32 if dtype.itemsize < 4 else dtype  # that it is added up in

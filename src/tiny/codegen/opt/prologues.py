@@ -45,8 +45,8 @@ class Prologue:
             terms = [i.substitute(places, walk=True) for i in where[rank:]]
             bounds = inside(there, array.arg.shape)
             terms += [] if bounds is None else [bounds]
-            gated = (all_of(terms),) if terms else ()
-            places[other] = other.replace(src=(array, *there, *gated))
+            on = (all_of(terms),) if terms else ()
+            places[other] = other.replace(src=(array, *there, *on))
         places[load] = load.replace(src=(memory, *source, *gated))
         return self.value.substitute(places, walk=True)
 
