@@ -337,6 +337,19 @@ def pooled() -> Case:
     return Case(sink(stored), [blank(3, m), a], [windows.max(2), a])
 
 
+def apart_within() -> Case:
+    """Every fifth element is a sum, in a part of memory that has others behind it."""
+    n, step, size, start = 9, 5, 31, 2
+    i, j, r = out(3, 0), out(n, 1), red(4, 2)
+    gate = j % step < 1
+    stored = param(0, 3, size).index(i, j + start)
+    a, expected = some(3, 2, 4), blank(3, size)
+    expected[:, start : start + n] = 0
+    expected[:, start : start + n : step] = a.sum(2)
+    value = gate.where(param(1, 3, 2, 4).index(i, j // step, r, gate=gate), 0.0).reduce(r)
+    return Case(sink(stored.store(value)), [blank(3, size), a], [expected, a])
+
+
 def repeated() -> Case:
     i = out(12, 0)
     a, b = some(4), some(5, seed=1)
@@ -641,6 +654,7 @@ _PLAIN = [
     strided,
     *map(_in_steps, (2, 3, 4)),
     pooled,
+    apart_within,
     repeated,
     gathered,
     gathered_gated,

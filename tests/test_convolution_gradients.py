@@ -115,3 +115,20 @@ def test_gradients_of_pools_are_those_of_pytorch(what, size, kernel, stride, pad
     (found,) = y.gradient(ours, gradient=Tensor(upstream))
     close(found, tx.grad)
     np.testing.assert_allclose(y.numpy(), expected.detach().numpy(), rtol=1e-6)
+
+
+@pytest.mark.parametrize("size, stride, start", [(7, 2, 2), (10, 3, 3), (5, 2, 1)])
+def test_a_gradient_that_is_assigned_to_a_part_of_memory_keeps_to_it(size, stride, start):
+    x, w = array(1, 5, size, size), array(4, 5, 1, 1, seed=1)
+    upstream = array(1, 4, -(-size // stride), -(-size // stride), seed=2)
+
+    def gradient() -> Tensor:
+        ours = Tensor(x)
+        y = ours.conv2d(Tensor(w), stride=stride)
+        return y.gradient(ours, gradient=Tensor(upstream))[0]
+
+    memory = Tensor.full((1, 5, 20, 20), 7.0).contiguous().realize()
+    expected, inside = memory.numpy(), slice(start, start + size)
+    expected[:, :, inside, inside] = gradient().numpy()
+    memory[:, :, inside, inside] = gradient()
+    np.testing.assert_array_equal(memory.numpy(), expected)

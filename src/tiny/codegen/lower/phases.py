@@ -138,6 +138,7 @@ def _start(s: _Steps, phase: UOp) -> UOp:
 def _over(order: list[UOp], new: dict[UOp, UOp], left: dict[UOp, tuple[UOp, ...]]) -> UOp:
     """The kernel over the new ranges. What lies beyond the end of an old one counts for nothing."""
     done = dict(new)
+    written = {n.src[0] for n in order if n.op is Ops.STORE}
     for node in order:
         if node in new:
             continue
@@ -147,6 +148,8 @@ def _over(order: list[UOp], new: dict[UOp, UOp], left: dict[UOp, tuple[UOp, ...]
             rank = len(memory.shape)
             bounds = inside(at[:rank], memory.shape)
             gate = _both(at[rank] if len(at) > rank else None, bounds)
+            if node in written:  # there may be elements of others
+                gate = _both(gate, _before_ends(node, new))
             src = (memory, *at[:rank], *([] if gate is None else [gate]))
         elif node.op is Ops.REDUCE:
             value = _without_idle_gates(simplify(src[0])) if src[0] is not node.src[0] else src[0]
@@ -164,6 +167,13 @@ def _over(order: list[UOp], new: dict[UOp, UOp], left: dict[UOp, tuple[UOp, ...]
             src = (value, *own)
         done[node] = node if src == node.src else node.replace(src=src)
     return done[order[-1]]
+
+
+def _before_ends(index: UOp, new: dict[UOp, UOp]) -> UOp | None:
+    """The condition that what stands for the ranges of an index is not beyond their ends."""
+    ranges = [n for n in index.postorder() if n.op is Ops.RANGE and n in new]
+    beyond = [r for r in ranges if new[r].vmax >= r.src[0].arg]
+    return all_of([simplify(new[r] < r.src[0].arg) for r in beyond]) if beyond else None
 
 
 def _without_idle_gates(value: UOp) -> UOp:
