@@ -209,3 +209,14 @@ def test_writes_to_computed_places_keep_their_order_where_places_may_be_the_same
         kernel(ast, Opt(SWAP, 0, 1))
     with pytest.raises(KernelOptError, match="in the order of its loops"):
         kernel(ast, Opt(THREAD, None))
+
+
+def test_an_order_of_loops_that_no_sum_can_be_kept_for_is_refused_at_once():
+    """That of an inner sum is outside of what it depends on, and may be empty."""
+    size = UOp.variable("n", 0, 6)
+    i, r, n = out(4, 0), red(5, 1), red(size, 2)
+    below = param(1, 5, 6).index(r, n).reduce(n)
+    stored = param(0, 4).index(i).store((below * param(2, 4, 5).index(i, r)).reduce(r))
+    kernel = Kernel(sink(stored), TARGET)
+    with pytest.raises(KernelOptError, match="a loop of unknown size carries no sums"):
+        kernel.apply_opt(Opt(OptOps.SWAP, 1, 2))

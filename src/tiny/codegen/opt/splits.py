@@ -94,6 +94,12 @@ class SplitKernel:
         # is 0
         self.scans_lanes = not (self.strict or any(n.arg.op is Ops.MULACC for n in scans))
         self.masks = axis_masks(order, {r: 1 << k for k, r in enumerate(ranges)})
+        # of each reduction: its own axes, and those that its result depends on
+        self._sums = [
+            (sum(1 << self.number_of[r] for r in n.src[1:]), mask)
+            for n, mask in self.masks.items()
+            if n.op is Ops.REDUCE
+        ]
         self.nest_masks = self._find_nests(order)
         self.nest_order = self._default_order()
         self._vector_lanes = self._count_vector_lanes()
@@ -193,10 +199,15 @@ class SplitKernel:
         self.__dict__.update(trial.__dict__)
 
     def _keeps_sums(self) -> bool:
-        """Whether sums are kept in memory: of loops outside of outputs', of blocks of threads."""
-        reduces = [self.axes[k].is_reduce for k in self.nest_order]
-        is_carried = True in reduces and False in reduces[reduces.index(True) :]
-        return is_carried or any(a.is_thread and a.is_reduce for a in self.axes)
+        """Whether sums are kept in memory: of loops outside of users', of blocks of threads."""
+        if any(a.is_thread and a.is_reduce for a in self.axes):
+            return True
+        bits = [1 << self._base(k) for k in self.nest_order]
+        for own, around in self._sums:
+            first = next((n for n, bit in enumerate(bits) if bit & own), len(bits))
+            if any(bit & around for bit in bits[first:]):
+                return True
+        return False
 
     def try_opt(self, opt: Opt) -> bool:
         """Apply an Opt if it is legal now; whether it was."""
