@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 from fenced import Fenced, run_apart
-from kernels import CASES, blank, legal_opts, out, param, red, sink, some
+from kernels import CASES, blank, const, legal_opts, out, param, red, sink, some
 from tiny.codegen import Opt, OptOps, lower
 from tiny.codegen.opt import Kernel
 from tiny.device import Device
+from tiny.dtype import dtypes
 from tiny.helpers import Context
 from tiny.runtime.cpu import host_arch
 
@@ -62,3 +63,23 @@ def test_sums_of_sums_that_threads_share_are_kept_apart(shared, swap):
     before = {0: blank(2, 3), 1: a, 2: b}
     found = run_apart(device, program, {}, before, random.Random(0))
     np.testing.assert_array_equal(found[0].reshape(2, 3), expected)
+
+
+@pytest.mark.parametrize("lanes", [3, 5, 6, 7])
+@pytest.mark.parametrize("step", [1, 3, 4])
+def test_masked_lanes_are_0_in_vectors_of_any_length(lanes, step):
+    rows, size = 5, 4 * lanes + 2
+    i, j, r = out(rows, 0), out(lanes, 1), red(2, 2)
+    gate = (const(0) < i) & (const(0) < j)
+    x = param(1, rows * size, dtype=dtypes.float64).index(i * size + j * step + r - 2, gate=gate)
+    ast = sink(param(0, rows, lanes, dtype=dtypes.float64).index(i, j).store((x * x).reduce(r)))
+    a = some(rows * size, dtype=dtypes.float64) + 10
+    expected = np.zeros((rows, lanes))
+    for k in range(1, rows):
+        places = k * size + np.arange(1, lanes) * step - 2
+        expected[k, 1:] = a[places] ** 2 + a[places + 1] ** 2
+    device = Device["CPU"]
+    program = lower(ast, device.target, [Opt(OptOps.VEC, 1, lanes)])
+    before = {0: blank(rows, lanes, dtype=dtypes.float64), 1: a}
+    found = run_apart(device, program, {}, before, random.Random(0))
+    np.testing.assert_array_equal(found[0].reshape(rows, lanes), expected)

@@ -410,7 +410,6 @@ class _Function:
         if on is not None and len(on) == lanes:
             return self.load(at, dtype, lanes, align)
         element = memory_type(dtype)
-        kind = f"<{lanes} x {element}>"
         if on is not None:  # a shorter vector, with zeros around it
             part = f"<{len(on)} x {element}>"
             at = self.lane_address(at, on, dtype)
@@ -432,14 +431,24 @@ class _Function:
             bits = self.value(f"bitcast <{lanes} x i1> {gate} to i{lanes}")
             some = self.value(f"icmp ne i{lanes} {bits}, 0")
             at = self.value(f"select i1 {some}, ptr {at}, ptr @zeros")
+        # LLVM 22 drops masks that are off in all of a part, where vectors are split unevenly
+        width = 1 << (lanes - 1).bit_length()
+        if width > lanes:
+            mask, wanted = f"<{lanes} x i1>", tuple(min(k, lanes) for k in range(width))
+            gate = self.value(
+                f"shufflevector {mask} {gate}, {mask} zeroinitializer, {_mask(wanted)}"
+            )
         loaded = self.call(
-            f"llvm.masked.load.{self.vector_name(dtype, lanes)}.p0",
-            kind,
+            f"llvm.masked.load.{self.vector_name(dtype, width)}.p0",
+            f"<{width} x {element}>",
             ("ptr", at),
             ("i32", str(align)),
-            (f"<{lanes} x i1>", gate),
-            (kind, "zeroinitializer"),
+            (f"<{width} x i1>", gate),
+            (f"<{width} x {element}>", "zeroinitializer"),
         )
+        if width > lanes:
+            wide, all_lanes = f"<{width} x {element}>", _mask(tuple(range(lanes)))
+            loaded = self.value(f"shufflevector {wide} {loaded}, {wide} poison, {all_lanes}")
         return self.from_memory(loaded, dtype, lanes)
 
     def fixed_lanes(self, gate: UOp, lanes: int) -> range | None:
