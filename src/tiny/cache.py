@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import random
 import struct
 import sys
 import time
@@ -35,7 +36,9 @@ class FileCache:
 
     def __init__(self, name: str, most_nbytes: int) -> None:
         self.name, self.most_nbytes = name, most_nbytes
-        self._written: int | None = None  # bytes since the size of all was last looked at
+        # Bytes since the size of all was last looked at. A process begins anywhere between two
+        # looks, so that many which write little make room too, and few of them have to look.
+        self._written = random.randrange(self._pause)
         self._has_told = False
 
     @property
@@ -75,7 +78,7 @@ class FileCache:
             path.parent.mkdir(mode=0o700, exist_ok=True)
             body = struct.pack("<I", len(key)) + key + value
             data = MAGIC + hashlib.sha256(body).digest() + body
-            write_aside(path, lambda aside: _write(aside, data))
+            write_aside(path, lambda aside: aside.write_bytes(data))
             self._tidy(len(data))
         except (OSError, RuntimeError) as error:
             if DEBUG >= 1 and not self._has_told:
@@ -111,12 +114,16 @@ class FileCache:
             with contextlib.suppress(FileNotFoundError):
                 yield path, path.stat()
 
+    @property
+    def _pause(self) -> int:
+        """How many bytes are written from one look at the size of all to the next."""
+        return max(1, self.most_nbytes // 16)
+
     def _tidy(self, nbytes: int) -> None:
         """Count what was written; now and then make room."""
-        if self._written is not None:
-            self._written += nbytes
-            if self._written < self.most_nbytes // 16:
-                return
+        self._written += nbytes
+        if self._written < self._pause:
+            return
         self._written = 0
         files, now = sorted(self._files(), key=lambda x: x[1].st_mtime), time.time()
         total = sum(stat.st_size for _, stat in files)
@@ -127,11 +134,6 @@ class FileCache:
                 with contextlib.suppress(FileNotFoundError):
                     path.unlink()
                 total -= stat.st_size
-
-
-def _write(path: Path, data: bytes) -> None:
-    with path.open("wb") as f:
-        f.write(data)
 
 
 def _value_of(data: bytes, key: bytes) -> bytes | None:

@@ -332,13 +332,8 @@ def _put(folder: Path, chunk: bytes) -> bytes:
     path, data = _path_of(folder, name), chunk.rstrip(b"\0")
     if not path.is_file() or path.read_bytes() != data:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_aside(path, lambda aside: _write(aside, data))
+        write_aside(path, lambda aside: aside.write_bytes(data))
     return name
-
-
-def _write(path: Path, data: bytes) -> None:
-    with path.open("wb") as f:
-        f.write(data)
 
 
 def _get(folder: Path, name: bytes, size: int) -> bytes:

@@ -675,7 +675,7 @@ def cache_folder(*parts: str) -> Path:
     return folder
 
 
-def write_aside(path: Path, write: Callable[[Path], None]) -> None:
+def write_aside(path: Path, write: Callable[[Path], object]) -> None:
     """Make a file whole or not at all: `write` fills another in its folder, then it is renamed."""
     handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     os.close(handle)

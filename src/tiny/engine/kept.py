@@ -25,11 +25,14 @@ from tiny.helpers import CACHELEVEL, DEBUG, NOOPT, SPEC, STRICT_REDUCE, TC, TC_O
 from tiny.uop.ops import Ops, UOp
 from tiny.uop.target import Target
 
-__all__ = ["KERNELS", "Made", "find_made", "forget_made", "keep_made", "lowering_settings"]
+__all__ = ["KERNELS", "Made", "find_made", "keep_made", "key_of", "lowering_settings"]
 
 KERNELS = FileCache("kernels", 1 << 29)
-# rooms whose code decides what a kernel becomes
-_ROOMS = ("_core", "uop", "codegen", "renderer", "runtime", "dtype.py", "engine/kept.py")
+# rooms whose code decides what a kernel becomes: operators of nodes stand in `mixin`
+_ROOMS = (
+    *("_core", "dtype.py", "helpers.py", "mixin", "uop", "codegen", "renderer", "runtime"),
+    "engine/kept.py",
+)
 _LENGTH = struct.Struct("<I")
 
 
@@ -49,16 +52,12 @@ def lowering_settings() -> tuple[int, ...]:
     return bool(NOOPT), bool(STRICT_REDUCE), int(TC), int(TC_SELECT), int(TC_OPT)
 
 
-def find_made(kernel: UOp, device: Compiled, slots: Collection[int] = ()) -> list[Made] | None:
-    """What was kept of a kernel for a device; None if there is nothing.
+def find_made(key: bytes, kernel: UOp) -> list[Made] | None:
+    """What was kept of a kernel under its key; None if there is nothing.
 
-    `slots` are those of PARAMs that it finds packed. Nothing is looked for where DEBUG or SPEC
-    want to see how it is made.
+    Nothing is looked for where DEBUG or SPEC want to see how it is made.
     """
-    if not CACHELEVEL or device.compiler.identity is None or DEBUG >= 4 or SPEC:
-        return None
-    key = _key(kernel, device, slots)
-    found = KERNELS.get(key)
+    found = None if DEBUG >= 4 or SPEC else KERNELS.get(key)
     if found is None:
         return None
     try:
@@ -68,25 +67,22 @@ def find_made(kernel: UOp, device: Compiled, slots: Collection[int] = ()) -> lis
         return None
 
 
-def keep_made(
-    kernel: UOp, device: Compiled, made: Sequence[Made], slots: Collection[int] = ()
-) -> None:
-    """Keep what became of a kernel for a device."""
-    if CACHELEVEL and device.compiler.identity is not None:
-        KERNELS.put(_key(kernel, device, slots), _written(made))
-
-
-def forget_made(kernel: UOp, device: Compiled, slots: Collection[int] = ()) -> None:
-    """Drop what was kept of a kernel."""
-    if device.compiler.identity is not None:
-        KERNELS.drop(_key(kernel, device, slots))
+def keep_made(key: bytes, made: Sequence[Made]) -> None:
+    """Keep what became of a kernel under its key."""
+    KERNELS.put(key, _written(made))
 
 
 # ---------------------------------------------------------------- keys
 
 
-def _key(kernel: UOp, device: Compiled, slots: Collection[int]) -> bytes:
-    """All that decides what a kernel becomes, as bytes."""
+def key_of(kernel: UOp, device: Compiled, slots: Collection[int] = ()) -> bytes | None:
+    """All that decides what a kernel becomes for a device, as bytes.
+
+    `slots` are those of PARAMs that it finds packed. None where nothing is kept: without a cache,
+    and of devices that have no binaries.
+    """
+    if not CACHELEVEL or device.compiler.identity is None:
+        return None
     ops, kinds, counts, sources, *rest = dump_graph(kernel)
     text = repr((sorted(slots), lowering_settings(), device.compiler.identity, rest))
     parts = [

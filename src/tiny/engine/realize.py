@@ -22,7 +22,7 @@ from tiny.device import (
     Program,
 )
 from tiny.dtype import DType, dtypes
-from tiny.engine.kept import Made, find_made, forget_made, keep_made, lowering_settings
+from tiny.engine.kept import KERNELS, Made, find_made, keep_made, key_of, lowering_settings
 from tiny.function import Linear
 from tiny.helpers import (
     DEBUG,
@@ -115,16 +115,22 @@ def load_made(
     slots: Collection[int] = (),
 ) -> list[tuple[Program, Made]]:
     """Load what was kept of a kernel on disk; without that, what `make_all` makes is, and kept."""
-    kept = find_made(kernel, device, slots)
-    if kept is not None:
+    key = key_of(kernel, device, slots)
+    kept = None if key is None else find_made(key, kernel)
+    if kept is not None and key is not None:
         try:
-            return [(device.load(m.program.name, m.binary, m.program), m) for m in kept]
+            return _load_all(kept, device)
         except CompileError:
-            forget_made(kernel, device, slots)
+            KERNELS.drop(key)
     made = make_all()
-    loaded = [(device.load(m.program.name, m.binary, m.program), m) for m in made]
-    keep_made(kernel, device, made, slots)
+    loaded = _load_all(made, device)
+    if key is not None:
+        keep_made(key, made)
     return loaded
+
+
+def _load_all(made: Sequence[Made], device: Compiled) -> list[tuple[Program, Made]]:
+    return [(device.load(m.program.name, m.binary, m.program), m) for m in made]
 
 
 def make(program: LinearProgram, device: Compiled, packing: Packing | None = None) -> Made:

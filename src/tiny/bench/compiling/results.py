@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tiny.bench.compiling.worker import PHASES
-from tiny.helpers import VERSION, cpu_count
+from tiny.helpers import VERSION, cpu_count, write_aside
 
 FORMAT = 1
 KERNEL_PHASES = PHASES[4:]  # of each kernel
@@ -182,9 +182,8 @@ class Results:
 
     def write(self, path: Path) -> None:
         """To a file of JSON; what was there stays until all is written."""
-        aside = path.with_name(path.name + ".part")
-        aside.write_text(json.dumps(self.data(), indent=1) + "\n")
-        aside.replace(path)
+        text = json.dumps(self.data(), indent=1) + "\n"
+        write_aside(path, lambda aside: aside.write_text(text))
 
     @staticmethod
     def read(path: Path) -> Results:
